@@ -1,7 +1,6 @@
-"""The sizes of an ALBERT, what follows from them, and the paper's presets.
+"""The sizes of an ALBERT, values derived from them, and the paper's presets.
 
-Names of Hugging Face's `config.json` appear in one table, `_HF_KEYS`; everywhere else the
-package's own names are used.
+The table `_HF_KEYS` maps the package's names to the keys of Hugging Face's `config.json`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Activation = Literal["gelu_tanh", "gelu"]
 # The storage type of matrices.
 Precision = Literal["fp32", "fp16", "int8"]
 
-# Our name -> the key in Hugging Face's config.json.
+# Maps our names to the keys of Hugging Face's config.json.
 _HF_KEYS: Final[dict[str, str]] = {
     "vocab_size": "vocab_size",
     "embedding_size": "embedding_size",
@@ -38,9 +37,9 @@ _HF_KEYS: Final[dict[str, str]] = {
     "pad_id": "pad_token_id",
     "cls_id": "bos_token_id",
     "sep_id": "eos_token_id",
-    "sharing": "albert_sharing",  # ours: HF has no key for it
+    "sharing": "albert_sharing",  # Hugging Face has no such key
 }
-# Hugging Face's defaults of keys missing in config.json, where they differ from ours.
+# These defaults of Hugging Face's keys differ from ours.
 _HF_DEFAULTS: Final[dict[str, Any]] = {
     "hidden_size": 4096,
     "num_attention_heads": 64,
@@ -60,11 +59,11 @@ class AlbertConfig:
     """The sizes of one ALBERT; the defaults are the paper's base model (Table 1, v2 dropout).
 
     Attributes:
-        embedding_size: E, free of H (section 3.1, factorised embedding).
-        num_layers: L, how often a group of layers is applied.
-        num_groups: G, how many groups of distinct weights those L applications use.
-        num_inner_layers: the number of distinct layers in a group.
-        sharing: which part of a layer the applications within a group share (section 3.1).
+        embedding_size: E, independent of H (section 3.1, factorised embedding).
+        num_layers: L, the number of times that groups of layers are applied.
+        num_groups: G, the number of groups with distinct weights.
+        num_inner_layers: number of distinct layers in a group.
+        sharing: part of a layer that the applications of a group share (section 3.1).
     """
 
     vocab_size: int = 30000
@@ -93,18 +92,18 @@ class AlbertConfig:
             _check_field(field.name, getattr(self, field.name))
         if self.hidden_size % self.num_heads:
             raise ConfigError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_heads "
-                f"{self.num_heads}; choose a number of heads that divides it"
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}. "
+                "Choose a number of heads that divides it."
             )
         if self.num_layers * self.num_inner_layers > _MAX_LAYERS:
             raise ConfigError(
                 f"num_layers {self.num_layers} times num_inner_layers {self.num_inner_layers} is "
-                f"over {_MAX_LAYERS}: no ALBERT has so many"
+                f"more than {_MAX_LAYERS}. Choose fewer layers."
             )
         if self.num_groups > self.num_layers:
             raise ConfigError(
-                f"num_groups {self.num_groups} is over num_layers {self.num_layers}: "
-                "a group that no layer uses cannot be trained"
+                f"num_groups {self.num_groups} is more than num_layers {self.num_layers}. Choose "
+                "at most one group per layer."
             )
 
     @property
@@ -114,38 +113,38 @@ class AlbertConfig:
 
     @property
     def layer_plan(self) -> tuple[tuple[int, int], ...]:
-        """For each layer in order of application: (index of its attention, index of its FFN).
+        """The indices of the attention and of the FFN of each layer, in order of application.
 
-        Layer i uses group int(i / L * G), as the original code and `transformers` have it. Equal
-        indices mean one and the same weights.
+        Layer i uses group int(i / L * G), as in the original code and `transformers`. Equal indices
+        mean that the weights are shared.
         """
         plan: list[tuple[int, int]] = []
         for layer in range(self.num_layers):
             group = int(layer / (self.num_layers / self.num_groups))
             for inner in range(self.num_inner_layers):
-                shared = group * self.num_inner_layers + inner
-                own = layer * self.num_inner_layers + inner
+                shared_index = group * self.num_inner_layers + inner
+                own_index = layer * self.num_inner_layers + inner
                 plan.append(
                     (
-                        shared if self.sharing in ("all", "attention") else own,
-                        shared if self.sharing in ("all", "ffn") else own,
+                        shared_index if self.sharing in ("all", "attention") else own_index,
+                        shared_index if self.sharing in ("all", "ffn") else own_index,
                     )
                 )
         return tuple(plan)
 
     @property
     def num_attentions(self) -> int:
-        """Attention blocks with weights of their own."""
+        """Number of attention blocks with distinct weights."""
         return len({attention for attention, _ in self.layer_plan})
 
     @property
     def num_ffns(self) -> int:
-        """Feed-forward blocks with weights of their own."""
+        """Number of feed-forward blocks with distinct weights."""
         return len({ffn for _, ffn in self.layer_plan})
 
     @property
     def num_backbone_params(self) -> int:
-        """Parameters stored for embeddings, layers and pooler (11,683,584 for base)."""
+        """Number of stored parameters of embeddings, layers and pooler (11,683,584 for base)."""
         e, h, f = self.embedding_size, self.hidden_size, self.ffn_size
         tables = (self.vocab_size + self.max_positions + self.num_token_types) * e
         embeddings = tables + 2 * e + (e + 1) * h
@@ -162,22 +161,24 @@ class AlbertConfig:
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any]) -> AlbertConfig:
-        """Read the keys of a Hugging Face `config.json`; keys it does not need are passed over."""
+        """Read the keys of a Hugging Face `config.json`; unsupported keys are ignored."""
         if hf.get("model_type", "albert") != "albert":
-            raise ConfigError(f"model_type is {hf['model_type']!r}; only 'albert' can be read")
+            raise ConfigError(f"model_type is {hf['model_type']!r}; only 'albert' is supported.")
         values = _HF_DEFAULTS | {key: value for key, value in hf.items() if value is not None}
-        ours = {name: values[key] for name, key in _HF_KEYS.items() if key in values}
-        if "activation" in ours:
-            ours["activation"] = _read_activation(ours["activation"])
-        if ours.get("sharing") == "none":
-            ours["num_groups"] = 1  # for transformers the file has a group for each layer
-        return cls(**ours)
+        values_by_name = {name: values[key] for name, key in _HF_KEYS.items() if key in values}
+        if "activation" in values_by_name:
+            values_by_name["activation"] = _read_activation(values_by_name["activation"])
+        if values_by_name.get("sharing") == "none":
+            values_by_name["num_groups"] = (
+                1  # for transformers, the file has a group for each layer
+            )
+        return cls(**values_by_name)
 
 
 def preset(name: str, **changes: Any) -> AlbertConfig:
-    """One of the paper's models (Table 1), or `small`, with `changes` made to it."""
+    """Return one of the paper's models (Table 1), or `small`, with `changes` applied."""
     if name not in PRESETS:
-        raise ConfigError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+        raise ConfigError(f"There is no preset {name!r}. Choose one of {', '.join(PRESETS)}.")
     return replace(PRESETS[name], **changes)
 
 
@@ -185,33 +186,33 @@ def _check_field(name: str, value: object) -> None:
     if name == "sharing" or name == "activation":
         allowed = get_args(Sharing if name == "sharing" else Activation)
         if value not in allowed:
-            raise ConfigError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
+            raise ConfigError(f"{name} is {value!r}. Choose one of {', '.join(allowed)}.")
     elif name.endswith("_dropout"):
         if not isinstance(value, int | float) or not 0 <= value < 1:
-            raise ConfigError(f"{name} is {value!r}; it must be a number from 0 to below 1")
+            raise ConfigError(f"{name} is {value!r}. It must be at least 0 and less than 1.")
     elif name in ("initializer_range", "layer_norm_eps"):
         if not isinstance(value, int | float) or not value > 0:
-            raise ConfigError(f"{name} is {value!r}; it must be a positive number")
+            raise ConfigError(f"{name} is {value!r}. It must be a positive number.")
     else:
-        least = 0 if name.endswith("_id") else 1
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"{name} is {value!r}; it must be a whole number from {least}")
+        minimum = 0 if name.endswith("_id") else 1
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise ConfigError(f"{name} is {value!r}. It must be a whole number from {minimum}.")
 
 
 def _read_activation(name: object) -> Activation:
     if not isinstance(name, str) or name not in _HF_ACTIVATIONS:
         allowed = ", ".join(_HF_ACTIVATIONS)
-        raise ConfigError(f"hidden_act is {name!r}; allowed are {allowed}")
+        raise ConfigError(f"hidden_act is {name!r}. Choose one of {allowed}.")
     return _HF_ACTIVATIONS[name]
 
 
 PRESETS: Final[dict[str, AlbertConfig]] = {
     "base": AlbertConfig(),
     "large": AlbertConfig(hidden_size=1024, num_layers=24, num_heads=16, ffn_size=4096),
-    # 16 heads of 128, as the released checkpoint has it, not H/64.
+    # The released checkpoint has 16 heads of 128, not H/64 heads.
     "xlarge": AlbertConfig(hidden_size=2048, num_layers=24, num_heads=16, ffn_size=8192),
     "xxlarge": AlbertConfig(hidden_size=4096, num_layers=12, num_heads=64, ffn_size=16384),
-    # Not the paper's: what a CPU pretrains within hours.
+    # This model is not in the paper; a CPU pretrains it within hours.
     "small": AlbertConfig(
         hidden_size=256, num_layers=6, num_heads=4, ffn_size=1024, max_positions=128
     ),

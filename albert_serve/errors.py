@@ -1,15 +1,15 @@
 """Every error that the package raises for a caller, as one tree.
 
-The message says what was got, what is allowed and how to mend it.
+A message has one sentence for the fault with its value, and one for the remedy.
 
     AlbertServeError
-    ├── ConfigError            a configuration that cannot be            (ValueError)
+    ├── ConfigError            an invalid configuration                  (ValueError)
     ├── HubError               a model or data set that cannot be downloaded
     ├── BundleError            a bundle that cannot be opened
-    │   ├── BundleMissingError     a file of it is not there
-    │   └── BundleCorruptError     a file of it is damaged or contradicts another
+    │   ├── BundleMissingError     a file of the bundle does not exist
+    │   └── BundleCorruptError     a file is damaged, or contradicts another file
     ├── EngineError            the runtime failed, or gave non-finite numbers
-    └── RequestError           a request that cannot be answered; knows its HTTP status
+    └── RequestError           a request that cannot be answered; has an HTTP status
         ├── MalformedRequestError  400
         ├── UnauthorizedError      401
         ├── NotFoundError          404
@@ -35,43 +35,43 @@ from pydantic import ValidationError
 
 _MAX_FAULTS: Final = 3
 _MAX_KEY_CHARS: Final = 64
-# Longer lists of names are cut.
+# Longer lists of names are shortened.
 _MAX_LISTED: Final = 10
 _NUM_LISTED: Final = 3
 _INPUT_INDEX: Final = re.compile(r"inputs\[(\d{1,18})\]")
 
 
-# All but tabs and line breaks: they would change the state of a terminal.
-# Those of ASCII and ISO 8859, and those that change the direction of text.
+# These control characters change a terminal's state or the direction of text. Tabs and line breaks
+# are allowed.
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """Return a text whose control characters are escaped; names in it may be anybody's."""
+    """Return a text with escaped control characters, which untrusted names may contain."""
     return _CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def how_to_install(extra: str) -> str:
-    """Return the commands that install an extra; pip does not fetch a package that is installed."""
+    """Return the commands that install an extra, from the package index and in a clone."""
     return f"pip install 'albert-serve[{extra}]', or in a clone pip install '.[{extra}]'"
 
 
 def describe_faults(error: Exception) -> str:
-    """Return the place and text of the first faults that pydantic found in a file, in one line."""
+    """Return the paths and texts of the first faults that pydantic found in a file, in one line."""
     if not isinstance(error, ValidationError):
         return str(error)
     return "; ".join(
-        ": ".join(filter(None, (_place(fault["loc"]), fault["msg"])))
+        ": ".join(filter(None, (_path(fault["loc"]), fault["msg"])))
         for fault in error.errors(include_url=False, include_input=False)[:_MAX_FAULTS]
     )
 
 
-def _place(keys: tuple[int | str, ...]) -> str:
+def _path(keys: tuple[int | str, ...]) -> str:
     return ".".join(str(key)[:_MAX_KEY_CHARS] for key in keys)
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names for a message; of more than ten the first three, and how many more there are."""
+    """Return names for a message; if there are more than ten, the first three and the number."""
     if len(names) <= _MAX_LISTED:
         return ", ".join(names)
     return f"{', '.join(names[:_NUM_LISTED])}, ... and {len(names) - _NUM_LISTED:,} more"
@@ -81,8 +81,9 @@ class AlbertServeError(Exception):
     """Base of all errors raised on purpose by this package.
 
     Attributes:
-        status: of a reply over HTTP.
-        exit_status: of a command.
+        status: HTTP status of the reply.
+        error_type: value of `error_type` in the reply.
+        exit_status: exit status of a command.
     """
 
     status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
@@ -91,7 +92,7 @@ class AlbertServeError(Exception):
 
 
 class ConfigError(AlbertServeError, ValueError):
-    """A model or service configuration that contradicts itself."""
+    """An invalid configuration of a model or a service."""
 
     error_type = "config"
 
@@ -107,7 +108,7 @@ class BundleError(AlbertServeError):
 
 
 class BundleMissingError(BundleError):
-    """A file that the bundle needs is not there."""
+    """A file that the bundle needs does not exist."""
 
 
 class BundleCorruptError(BundleError):
@@ -124,41 +125,41 @@ class RequestError(AlbertServeError):
     """A request that cannot be answered.
 
     Attributes:
-        request_id: the id under which the service logged the request, where one is known.
+        request_id: id of the request in the service's log, if known.
     """
 
     request_id: str | None = None
 
     @property
     def input_index(self) -> int | None:
-        """The index of the input that is refused, in the caller's list; None if it has none."""
-        named = _INPUT_INDEX.match(str(self))
-        return None if named is None else int(named[1])
+        """The index of the rejected input in the caller's list; None if it was not a list."""
+        match = _INPUT_INDEX.match(str(self))
+        return None if match is None else int(match[1])
 
 
 class MalformedRequestError(RequestError):
-    """The body is not JSON, or not the JSON that the endpoint takes."""
+    """The body is not JSON, or does not match the endpoint's schema."""
 
     status = HTTPStatus.BAD_REQUEST
     error_type = "malformed"
 
 
 class UnauthorizedError(RequestError):
-    """A missing or unknown key."""
+    """The API key is missing or invalid."""
 
     status = HTTPStatus.UNAUTHORIZED
     error_type = "unauthorized"
 
 
 class NotFoundError(RequestError):
-    """No such endpoint, model or task."""
+    """The endpoint, model or task does not exist."""
 
     status = HTTPStatus.NOT_FOUND
     error_type = "not_found"
 
 
 class BodyTooLargeError(RequestError):
-    """The body is over the service's limit."""
+    """The body is larger than the service allows."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     error_type = "body_too_large"
@@ -172,32 +173,32 @@ class UnsupportedMediaError(RequestError):
 
 
 class InvalidInputError(RequestError, ValueError):
-    """Well-formed JSON with a value that the task cannot take."""
+    """The JSON has a value that the task does not accept."""
 
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     error_type = "invalid_input"
 
 
 class NoMaskError(InvalidInputError):
-    """A fill-mask text without a mask token."""
+    """The text for fill-mask has no mask token."""
 
     error_type = "no_mask"
 
 
 class TextTooLongError(InvalidInputError):
-    """A text of more tokens than the model has positions, and no leave to truncate."""
+    """The text has more tokens than the model reads, and truncation is off."""
 
     error_type = "too_long"
 
 
 class TooMuchAtOnceError(InvalidInputError):
-    """A request that would be taken in parts: its items are too many, or too long together."""
+    """The request is too large, but its items can be sent in several requests."""
 
     error_type = "too_much_at_once"
 
 
 class QueueFullError(RequestError):
-    """More work is waiting than the service accepts; try again after `retry_after_s`."""
+    """The service has too many requests; try again after `retry_after_s`."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
     error_type = "overloaded"
@@ -222,10 +223,10 @@ class DeadlineExceededError(RequestError):
 
 
 def request_error(status: int, message: str, error_type: str | None = None) -> RequestError:
-    """Return the error of a reply's status; `RequestError` itself for an unknown one."""
+    """Return the error for a reply's status and type; `RequestError` for an unknown status."""
     candidates = [kind for kind in _request_errors(RequestError) if kind.status == status]
-    named = [kind for kind in candidates if kind.error_type == error_type]
-    kind = (named or candidates or [RequestError])[0]
+    matches = [kind for kind in candidates if kind.error_type == error_type]
+    kind = (matches or candidates or [RequestError])[0]
     return kind(message)
 
 

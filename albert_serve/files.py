@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-# Links in a run's folder; no model of the Hub is called so.
+# A run's folder has these links; no model on the Hub has these names.
 _LINKS: Final = ("best", "checkpoint")
 
 
 def local_path(name: str | os.PathLike[str]) -> Path | None:
-    """Return the path that a model's name means; None for a name on the Hugging Face Hub.
+    """Return the path of a local model; None for a name on the Hugging Face Hub.
 
     A name is a path if it exists, if it begins with ".", "/" or "~" or ends in "/", or if its first
-    part is a local folder. So a missing folder is never requested from the Hub, where anyone may
-    have registered its name.
+    part is a local folder. So a missing folder is not requested from the Hub, where anyone can
+    register its name.
     """
     text = os.fspath(name)
     path = Path(os.path.expanduser(text))
@@ -64,9 +64,9 @@ def put_in_place(partial: Path, path: Path) -> None:
 def replace_folder(target: Path, *, mode: int = 0o755) -> Iterator[Path]:
     """Create a folder next to `target` that replaces it at the end of the block.
 
-    Its files are on disk before it gets the name. After an error the folder is removed and `target`
-    stays. A killed process leaves the folder, as `.NAME.*.partial`, and if it is killed between the
-    two renames, the old content as `.NAME.*.old`.
+    Its files are on disk before it gets the name. After an error, the folder is removed, and
+    `target` is unchanged. A killed process leaves the folder as
+    `.NAME.*.partial`, and between the two renames, the old content as `.NAME.*.old`.
     """
     target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -98,8 +98,12 @@ def sync(path: Path) -> None:
 
 
 def read_small_file(file: Path, max_bytes: int) -> bytes:
-    """Return the content of a regular file; never waits for a pipe or reads a device for ever."""
-    # Without O_NONBLOCK opening a pipe would wait for its writer.
+    """Return the content of a regular file; pipes and devices are errors.
+
+    Raises:
+        OSError: the file cannot be read, is not regular, or has more than `max_bytes`.
+    """
+    # Otherwise, opening a pipe would wait for its writer.
     descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

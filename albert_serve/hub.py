@@ -25,18 +25,18 @@ from albert_serve.errors import HubError
 
 # The repositories whose download this process has announced.
 _announced: Final[set[str]] = set()
-# The names that the Hub allows, and no path that is absolute, or has "." or ".." as its first part.
+# Matches names that the Hub allows, but no absolute path, and no path that begins with a dot.
 _REPO_ID: Final = re.compile(r"(\w[\w.-]{0,95}/)?\w[\w.-]{0,95}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubModel:
-    """A model, or a data set, on the Hub.
+    """A model or data set on the Hub.
 
     Attributes:
-        repo_id: such as "albert/albert-base-v2".
-        revision: a branch, tag or commit; None for the main branch.
-        repo_type: the Hub's name of its kind.
+        repo_id: owner and name, such as "albert/albert-base-v2".
+        revision: branch, tag or commit; None for the main branch.
+        repo_type: type of the repository.
     """
 
     repo_id: str
@@ -58,58 +58,59 @@ class HubModel:
 def download(model: HubModel, patterns: Sequence[str]) -> Path:
     """Download the files that match a pattern; return their folder, named after the commit.
 
-    Files in the cache are not downloaded again. Without a connection, the cache answers.
+    Files in the cache are not downloaded again. Without a connection, they are used as they are.
     """
     if model.repo_id not in _announced:
         _announced.add(model.repo_id)
-        sys.stderr.write(f"downloading {model} from the Hub\n")
+        sys.stderr.write(f"Downloading {model} from the Hub.\n")
     try:
         return _snapshot(model, patterns)
     except GatedRepoError as error:
         raise HubError(
-            f"{model} is gated: accept its terms at {constants.ENDPOINT}/{_path(model)}, and set "
-            "HF_TOKEN to a token of that account"
+            f"{model} is gated. Accept its terms at {constants.ENDPOINT}/{_path(model)}, and set "
+            "HF_TOKEN to a token of that account."
         ) from error
     except RepositoryNotFoundError as error:
         raise HubError(
-            f"{model} is no folder here, and {constants.ENDPOINT} has no {model.repo_type} of that "
-            "name; if it is private, set HF_TOKEN"
+            f"{model} is not a local folder, and {constants.ENDPOINT} has no {model.repo_type} of "
+            "this name. If it is private, set HF_TOKEN."
         ) from error
     except RevisionNotFoundError as error:
         raise HubError(
-            f"{model.repo_id} has no revision {model.revision}; it is a branch, a tag or a commit"
+            f"{model.repo_id} has no revision {model.revision}. Use a branch, tag or commit."
         ) from error
     except LocalEntryNotFoundError as error:
         reason = _no_answer(error.__cause__ or error)
         raise HubError(
-            f"{model} is no folder here, and not, or not wholly, in the cache of the Hub "
-            f"({constants.HF_HUB_CACHE}); {reason}"
+            f"{model} is not a local folder, and the Hub cache ({constants.HF_HUB_CACHE}) does not "
+            f"have all of its files. {reason}"
         ) from error
-    except Exception as error:  # also those of its HTTP library, which differs by version
-        raise HubError(f"{model} cannot be downloaded: {_first_line(error)}") from error
+    except Exception as error:  # the client's HTTP library differs by version
+        raise HubError(f"{model} cannot be downloaded: {_first_line(error)}.") from error
 
 
 def find_cached(model: HubModel, patterns: Sequence[str]) -> Path | None:
-    """Return the folder of a commit in the cache, if it has a file of each pattern; asks no Hub."""
+    """Return the folder of a commit in the cache, if it has a file for each pattern."""
     try:
         folder = _snapshot(model, patterns, local_files_only=True)
     except LocalEntryNotFoundError:
         return None
-    return folder if all(any(folder.glob(each)) for each in patterns) else None
+    return folder if all(any(folder.glob(pattern)) for pattern in patterns) else None
 
 
-def check_reachable(model: HubModel, lacking: str) -> None:
-    """Check that the Hub answers, so that what is lacking is not merely not in the cache.
+def check_reachable(model: HubModel, missing_file: str) -> None:
+    """Check that the Hub can be reached; otherwise, a file may be missing only in the cache.
 
     Args:
-        lacking: what the model's folder in the cache lacks, for the error.
+        model: model whose folder in the cache lacks a file.
+        missing_file: name of the missing file, for the error.
     """
     try:
         HfApi().repo_info(model.repo_id, revision=model.revision, repo_type=model.repo_type)
-    except Exception as error:  # also those of its HTTP library, which differs by version
+    except Exception as error:  # the client's HTTP library differs by version
         raise HubError(
-            f"{model} is not wholly in the cache of the Hub ({constants.HF_HUB_CACHE}), which "
-            f"lacks {lacking}; {_no_answer(error)}"
+            f"The Hub cache ({constants.HF_HUB_CACHE}) does not have {missing_file} of {model}. "
+            f"{_no_answer(error)}"
         ) from error
 
 
@@ -126,8 +127,8 @@ def _snapshot(model: HubModel, patterns: Sequence[str], *, local_files_only: boo
 
 def _no_answer(error: BaseException) -> str:
     if constants.HF_HUB_OFFLINE or isinstance(error, OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE forbids a download"
-    return f"{constants.ENDPOINT} cannot be reached: {_first_line(error)}"
+        return "HF_HUB_OFFLINE forbids a download."
+    return f"{constants.ENDPOINT} cannot be reached: {_first_line(error)}."
 
 
 def _path(model: HubModel) -> str:
@@ -136,4 +137,4 @@ def _path(model: HubModel) -> str:
 
 def _first_line(error: BaseException) -> str:
     text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    return text.splitlines()[0].removesuffix(".") if text else type(error).__name__

@@ -1,8 +1,8 @@
-"""A bundle in this process behind httpx's interface of a transport, for `AlbertClient.local`.
+"""A bundle in this process as a transport of httpx, for `AlbertClient.local`.
 
-The service's own validation, tasks and error replies answer, without BentoML, sockets, metrics and
-admission control, and no variable of the environment is a setting. They run on an event loop in a
-thread of their own, so that one transport is for both clients and for any event loop.
+Requests use the service's validation, tasks and error replies, without BentoML, sockets, metrics
+and admission control. Environment variables are not read. An event loop in a separate thread
+answers, so both clients can use a transport, in any event loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from albert_serve.server.models import Models
 from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings, shipped_bundle
 
-# The only callers are in this process, and the client's timeout ends their calls.
+# All callers are in this process, and the client's timeout ends their calls.
 _UNLIMITED: Final = 1 << 62
 _UNLIMITED_S: Final = 10 * 365 * 86_400.0
 
@@ -36,10 +36,11 @@ _UNLIMITED_S: Final = 10 * 365 * 86_400.0
 class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     """Answers the requests of a client with a bundle. Safe to use from many threads.
 
-    Closing it answers what is in progress, and frees the model.
+    Closing it answers the requests in progress, and frees the model.
 
     Args:
-        bundle: its folder, or `bentoml:` and a tag of BentoML's model store; None for the default.
+        bundle: folder of the bundle, or `bentoml:NAME[:VERSION]` (default: the default model).
+        options: options of the runtime.
     """
 
     def __init__(self, bundle: str | os.PathLike[str] | None, options: RuntimeOptions) -> None:
@@ -48,56 +49,56 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
         app.state.models = models
         self._app: httpx.ASGITransport | None = httpx.ASGITransport(ErrorReplies(app))
         self._process = os.getpid()
-        self._lock = threading.Lock()  # nothing is submitted once the loop may have ended
+        self._lock = threading.Lock()  # no request is submitted after the loop ends
         closing = asyncio.Event()
-        # With a factory it leaves the caller's thread without a current event loop.
+        # The factory prevents a current event loop in the caller's thread.
         runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = runner.get_loop()
         self._thread = threading.Thread(
             target=_run, args=(runner, _until(closing, models)), name="albert-local", daemon=True
         )
-        # A client that is forgotten ends its thread, too.
+        # If the client is garbage-collected, its thread ends.
         self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, closing.set)
         self._stop.atexit = False
         self._thread.start()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a request of the sync client; one that is interrupted is cancelled."""
+        """Answer a request of the sync client; an interrupt cancels it."""
         answer = self._submit(request)
         try:
             return answer.result(request.extensions["timeout"]["read"])
         except TimeoutError:
-            raise httpx.ReadTimeout("no answer in time", request=request) from None
+            raise httpx.ReadTimeout("The answer took too long.", request=request) from None
         finally:
             answer.cancel()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a request of the async client; one that is cancelled is cancelled here, too."""
+        """Answer a request of the async client; cancelling the caller cancels it."""
         return await asyncio.wrap_future(self._submit(request))
 
     def close(self) -> None:
-        """Answer what is in progress, and free the model; the second call does nothing."""
+        """Answer the requests in progress, and free the model; a second call does nothing."""
         if self._process != os.getpid():
-            return  # its thread is the parent's
+            return  # the thread is the parent process's
         with self._lock:
             self._app = None
         self._stop()
         self._thread.join()
 
     async def aclose(self) -> None:
-        """Do as `close`, and leave the event loop free meanwhile."""
+        """Close the transport like `close`, without blocking the event loop."""
         await asyncio.to_thread(self.close)
 
     def _submit(self, request: httpx.Request) -> Future[httpx.Response]:
         if self._process != os.getpid():
             raise ConfigError(
-                f"this local model was opened in process {self._process}, of which this one is a "
-                "fork, and a fork has no threads of its parent; open a model in each process, "
-                "after it has started"
+                f"This local model was opened in process {self._process}, and this process is its "
+                "fork, which has no threads of its parent. Open a model in each process, after it "
+                "has started."
             )
         with self._lock:
             if self._app is None:
-                raise httpx.ConnectError("the client is closed", request=request)
+                raise httpx.ConnectError("The client is closed.", request=request)
             return asyncio.run_coroutine_threadsafe(_answer(self._app, request), self._loop)
 
 
@@ -106,7 +107,7 @@ def _default() -> Path:
         return shipped_bundle()
     except ConfigError as error:
         raise ConfigError(
-            "this installation has no default model; name a bundle's folder"
+            "This installation has no default model. Pass the folder of a bundle."
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: tqdm's bar in a terminal or notebook, else a line now and then.
+"""Progress of long work on stderr: tqdm's bar in a terminal or notebook, otherwise regular lines.
 
 for item in progress(items, title="reading"):
     ...
@@ -20,7 +20,7 @@ from tqdm import TqdmWarning
 with warnings.catch_warnings(category=TqdmWarning, action="ignore"):
     from tqdm.auto import tqdm  # a widget in a notebook with ipywidgets
 
-# Seconds between the lines of a log; shorter work writes none.
+# Seconds between the lines of a log; shorter work writes no line.
 LINE_EVERY_S: Final = 30.0
 # Seconds after which a step of longer work shows a bar.
 _BAR_AFTER_S: Final = 3.0
@@ -33,7 +33,7 @@ _ItemT = TypeVar("_ItemT")
 def progress(
     items: Iterable[_ItemT], *, title: str, unit: str = "items", is_step: bool = True
 ) -> Iterator[_ItemT]:
-    """Yield the items, and show the number of those that are done."""
+    """Yield the items, and show the number of completed items."""
     total = len(items) if isinstance(items, Sized) else None
     with progress_bar(title=title, total=total, unit=unit, is_step=is_step) as bar:
         for item in items:
@@ -43,7 +43,7 @@ def progress(
 
 @contextlib.contextmanager
 def no_progress() -> Iterator[None]:
-    """Show no progress in this thread; for `with`."""
+    """Hide progress in this thread, in a `with` statement."""
     token = _IS_QUIET.set(True)
     try:
         yield
@@ -61,15 +61,16 @@ def progress_bar(
     is_step: bool = False,
     bar_format: str | None = None,
 ) -> tqdm[Any]:
-    """Return a bar to update by hand; for `with`.
+    """Return a bar to update by hand, in a `with` statement.
 
     Args:
-        total: the number of units; None if it is not known.
-        initial: the units that were done before.
-        unit: the name of several units.
-        unit_scale: whether large numbers are written as 1.5M.
-        is_step: whether the work is one step of several: its bar appears late and disappears.
-        bar_format: tqdm's.
+        title: text before the bar.
+        total: number of units; None if unknown.
+        initial: number of units that were completed before.
+        unit: name of several units.
+        unit_scale: whether large numbers are written like 1.5M.
+        is_step: whether the work is one of several steps; its bar appears late and disappears.
+        bar_format: format of tqdm's bar.
     """
     is_live = sys.stderr.isatty() or "ipykernel" in sys.modules
     return tqdm(
@@ -89,10 +90,10 @@ def progress_bar(
 
 
 class _LogLines:
-    """Writes complete lines to stderr. A reader who has gone does not end the work."""
+    """Writer of complete lines to stderr; a closed stderr does not end the work."""
 
     def write(self, text: str) -> None:
-        """Write what the bar would show, as a line."""
+        """Write the content of the bar as a line."""
         if line := text.strip():
             with contextlib.suppress(OSError):
                 sys.stderr.write(f"{line}\n")

@@ -11,27 +11,27 @@ from albert_serve.errors import printable
 
 
 def prepare_output() -> None:
-    """Let no character end a command: one that the output's encoding lacks is printed escaped."""
+    """Print characters that the output's encoding lacks as escapes, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # None without a console; others in notebooks
+        if isinstance(stream, io.TextIOWrapper):  # without a console or in a notebook, it differs
             stream.reconfigure(errors="backslashreplace")
 
 
 def print_error(error: Exception) -> None:
-    """Print an error on stderr; its text may quote a file or a service that is hostile."""
+    """Print an error on stderr; control characters are escaped, because it may quote any file."""
     sys.stderr.write(f"error: {printable(str(error))}\n")
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose usage errors are one line, without the usage of all options."""
+    """A parser that prints a usage error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the error with the way to the help, and exit with status 2."""
+        """Print the error and a reference to the help, and exit with status 2."""
         self.exit(2, f"error: {printable(message)}. See `{self.prog} --help`.\n")
 
 
 def make_parser(prog: str, description: str | None, examples: str) -> CommandParser:
-    """Return the parser of a program, whose help shows both texts as they are."""
+    """Return the parser of a program; its help shows both texts unchanged."""
     return CommandParser(
         prog=prog,
         description=description,

@@ -1,9 +1,9 @@
-"""Text to token ids, with the characters that each token came from.
+"""Text to token ids, with the character range of each token.
 
-Stands on the `tokenizers` library alone, and reads a `tokenizer.json` of any of its models: the ids
-are those of SentencePiece, or of BERT's WordPiece, wherever the special tokens stand.
-Offsets count Python code points of the text as it was given, whatever normalisation made of it:
-`text[start:end]` is what the token stands for, without the space before it.
+The module uses only the `tokenizers` library, and reads a `tokenizer.json` of any of its models.
+The ids equal SentencePiece's or BERT's WordPiece's, whatever the ids of the special tokens. Offsets
+count Python code points of the original text, before normalisation: `text[start:end]` is the text
+of a token, without the space before it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from albert_serve.errors import (
     TextTooLongError,
 )
 
-# Of the vocabularies that training makes, in order of their ids, 0 to 4.
+# Training gives these tokens the ids 0 to 4, in this order.
 SPECIAL_TOKENS: Final = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
-# The names by which special tokens are looked for in any vocabulary, the first that it has.
+# The first name that a vocabulary has is its special token.
 SPECIAL_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "pad": ("<pad>", "[PAD]"),
     "unk": ("<unk>", "[UNK]"),
@@ -38,27 +38,27 @@ SPECIAL_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "sep": ("[SEP]", "<sep>", "</s>"),
     "mask": ("[MASK]", "<mask>"),
 }
-# Marks of the space before a piece: SentencePiece's, and that of byte-level BPE.
+# SentencePiece and byte-level BPE mark the space before a piece with these characters.
 _SPACE_MARKS: Final = ("▁", "Ġ")
-# Of one text. English of a million characters has half as many.
+# Limits one text. A million characters of English have half as many tokens.
 MAX_TOKENS: Final = 1 << 19
-# One character may stand for up to 18, as U+FDFA does: a text that is small is a large one then.
+# Normalisation may replace a character with up to 18 (U+FDFA), and so make a short text long.
 _MAX_NORMALISED_CHARS: Final = 1_500_000
 _MAX_EXPANSION: Final = 18
 _MAX_CACHED_WORDS: Final = 10_000
-# Letters that compose with the one before: vowels and finals of Hangul, half-width voicing marks.
+# These compose with the previous letter: vowels and finals of Hangul, half-width voicing marks.
 _COMPOSED: Final = re.compile("[\u1160-\u11ff\ud7b0-\ud7ff\uff9e\uff9f]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """The tokens of one text, or of a pair; all lists have one entry a token.
+    """The tokens of a text or pair; all lists have one entry per token.
 
     Attributes:
         ids: token ids.
-        types: token type ids: 0 up to the first [SEP]; after it 1, or 0 if the tokenizer says so.
-        locate: returns the offsets. They take a third of the time of tokenising, and few tasks
-            read them.
+        types: token type ids: 0 up to the first [SEP], then 1, or 0 if the tokenizer specifies it.
+        locate: function that returns the offsets. They take a third of the time of tokenising, and
+            few tasks need them.
     """
 
     ids: list[int]
@@ -67,10 +67,10 @@ class Encoding:
 
     @cached_property
     def offsets(self) -> list[tuple[int, int]]:
-        """The range of characters, end excluded, in the text that each token came from.
+        """The character range of each token in its text, end excluded.
 
-        It is (0, 0) for the [CLS] and [SEP] put around the texts. Two tokens may share characters
-        ("½" is three tokens of one character).
+        It is (0, 0) for [CLS] and [SEP] around the texts. Several tokens may share characters ("½"
+        is three tokens of one character).
         """
         return self.locate()
 
@@ -88,34 +88,34 @@ class Encoding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpecialIds:
-    """The ids of special tokens; by default those of `SPECIAL_TOKENS`.
+    """The ids of special tokens (default: the ids of `SPECIAL_TOKENS`).
 
     Attributes:
-        every: those of all special tokens, which belong to no word.
+        all_ids: ids of all special tokens, which belong to no word.
     """
 
     cls: int = 2
     sep: int = 3
     mask: int = 4
-    every: frozenset[int] = frozenset(range(len(SPECIAL_TOKENS)))
+    all_ids: frozenset[int] = frozenset(range(len(SPECIAL_TOKENS)))
 
 
 ALBERT_IDS: Final = SpecialIds()
 
 
 class AlbertTokenizer:
-    """Encodes and decodes with one vocabulary. Safe to use from many threads.
+    """Encoder and decoder of a vocabulary; threads can share it.
 
     `[CLS]` begins every encoding, and `[SEP]` ends each of its texts.
 
     Attributes:
-        vocab_size: V; ids go from 0 to below it.
-        pad_id: of the token of padding; None if the vocabulary has none.
-        unk_id: of the token of unknown characters; None if the vocabulary has none.
+        vocab_size: V, the number of ids from 0.
+        pad_id: id of the padding token, if the vocabulary has this token.
+        unk_id: id of the token for unknown characters, if the vocabulary has this token.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Take a tokenizer of any model that has ALBERT's special tokens, at any ids."""
+        """Wrap a tokenizer of any model that has ALBERT's special tokens, with any ids."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
         _check_ids(tokenizer)
@@ -127,7 +127,7 @@ class AlbertTokenizer:
         self.mask_token = self.token(self.mask_id)
         if self._encode(self.mask_token).ids != [self.mask_id]:
             raise BundleCorruptError(
-                f"{self.mask_token} in a text is not read as one token; is it a special token?"
+                f"{self.mask_token} in a text is not read as one token. Add it as a special token."
             )
         self._pair_type = pair_type(tokenizer)
         self._prefix: str = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
@@ -149,34 +149,35 @@ class AlbertTokenizer:
         try:
             content = file.read_text(encoding="utf-8")
         except OSError as error:
-            raise BundleMissingError(f"{file} cannot be read: {error.strerror}") from error
+            raise BundleMissingError(f"{file} cannot be read: {error.strerror}.") from error
         except UnicodeDecodeError as error:
-            raise BundleCorruptError(f"{file} is not UTF-8: {error}") from error
+            raise BundleCorruptError(f"{file} is not UTF-8: {error}.") from error
         try:
             return Tokenizer.from_str(content)
         except Exception as error:  # the library raises no narrower type
-            raise BundleCorruptError(f"{file} is not a tokenizer: {error}") from error
+            raise BundleCorruptError(f"{file} is not a tokenizer: {error}.") from error
 
     def encode(self, text: str, pair: str | None = None) -> Encoding:
-        """`[CLS] text [SEP]`, or `[CLS] text [SEP] pair [SEP]`; never truncated."""
+        """Encode `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`, without truncation."""
         second = None if pair is None else self.encode_plain(pair)
         return self.build(self.encode_plain(text), second)
 
     def encode_plain(
         self, text: str, check_length: Callable[[int], None] | None = None
     ) -> Encoding:
-        """The tokens of `text` alone, without [CLS] and [SEP], all of type 0; never truncated.
+        """Encode a text without [CLS] and [SEP], with type 0 and without truncation.
 
         Args:
-            check_length: called with the number of tokens; raises if they are too many. To refuse
-                a text here is cheap: the lists of an `Encoding` take Python, one thread at a time.
+            text: text to encode.
+            check_length: function of the number of tokens, which may raise. Rejecting a text here
+                is cheap, because the lists of an `Encoding` are not made yet.
         """
         _check_text(text)
         encoded = self._encode(text)
         num_tokens = len(encoded)
         if num_tokens > MAX_TOKENS:
             raise TextTooLongError(
-                f"a text is {num_tokens} tokens; at most {MAX_TOKENS} are read: split it"
+                f"The text has {num_tokens} tokens; at most {MAX_TOKENS} are allowed. Split it."
             )
         if check_length is not None:
             check_length(num_tokens)
@@ -188,19 +189,19 @@ class AlbertTokenizer:
 
     def _encode(self, text: str) -> RawEncoding:
         try:
-            # As a batch of one: only batch encoding releases the GIL.
+            # Only batch encoding releases the GIL.
             (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
-        except BaseException as error:  # a panic of the library is none of Exception
+        except BaseException as error:  # the library's panic is not an Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise InvalidInputError(
-                f"the model's tokenizer.json cannot read this text: {error}. A regular expression "
-                "in it that tries too many ways, or a missing unknown token, has to be mended there"
+                f"The model's tokenizer.json cannot tokenise this text: {error}. Fix the file: a "
+                "regular expression may backtrack too often, or the unknown token is missing."
             ) from error
         return encoded
 
     def build(self, first: Encoding, second: Encoding | None = None) -> Encoding:
-        """Put [CLS] and [SEP] around plain encodings, or slices of them."""
+        """Add [CLS] and [SEP] to encodings without special tokens."""
         built = Encoding(
             ids=[self.cls_id, *first.ids, self.sep_id],
             types=[0] * (len(first) + 2),
@@ -217,24 +218,24 @@ class AlbertTokenizer:
     @property
     def special(self) -> SpecialIds:
         """The ids of the special tokens."""
-        named = (self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id)
+        ids = (self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id)
         added = self._tokenizer.get_added_tokens_decoder().items()
         return SpecialIds(
             cls=self.cls_id,
             sep=self.sep_id,
             mask=self.mask_id,
-            every=frozenset(token_id for token_id in named if token_id is not None)
+            all_ids=frozenset(token_id for token_id in ids if token_id is not None)
             | {token_id for token_id, token in added if token.special},
         )
 
     def begins_word(self, piece: str) -> bool:
-        """Whether a piece begins a word by the vocabulary's notation; if it has none, each does."""
+        """Whether a piece begins a word; without such notation in the vocabulary, always true."""
         if self._prefix:
             return not piece.startswith(self._prefix)
         return piece.startswith(self._space_mark)
 
     def surface(self, piece: str) -> str:
-        """Return a piece's characters, without the notation of where a word begins."""
+        """Return a piece's characters, without the notation for the beginning of a word."""
         if self._prefix:
             return piece.removeprefix(self._prefix)
         return piece.replace(self._space_mark, "") if self._space_mark else piece
@@ -242,12 +243,12 @@ class AlbertTokenizer:
     def token(self, token_id: int) -> str:
         """Return the piece of an id in the vocabulary's notation.
 
-        That is "▁" for the space before a word, or "##" where a piece continues one.
+        In this notation, "▁" is the space before a word, or "##" begins a piece within a word.
         """
         piece = self._tokenizer.id_to_token(token_id) if token_id >= 0 else None
         if piece is None:
             raise IndexError(
-                f"no token has the id {token_id}; they go from 0 to below {self.vocab_size}"
+                f"There is no token with the id {token_id}. Use ids below {self.vocab_size}."
             )
         return piece
 
@@ -264,8 +265,7 @@ def _check_ids(tokenizer: Tokenizer) -> None:
     ids = set(tokenizer.get_vocab().values())
     if ids != set(range(tokenizer.get_vocab_size())):
         raise BundleCorruptError(
-            f"{len(ids)} tokens have ids up to {max(ids, default=0)}; each id needs a token of its "
-            "own"
+            f"{len(ids)} tokens have ids up to {max(ids, default=0)}. Give each id its own token."
         )
 
 
@@ -278,21 +278,21 @@ def _require(tokenizer: Tokenizer, role: str) -> int:
     token_id = _find(tokenizer, role)
     if token_id is None:
         raise BundleCorruptError(
-            f"no token is named {' or '.join(SPECIAL_NAMES[role])}, which an ALBERT needs"
+            f"The vocabulary has no token {' or '.join(SPECIAL_NAMES[role])}. Add this token."
         )
     return token_id
 
 
 def _find_ends(tokenizer: Tokenizer) -> tuple[int, int]:
-    """Return the ids of [CLS] and [SEP]: what the tokenizer puts around a text, or by name."""
-    around = tokenizer.encode("").ids
-    if len(around) == 2:
-        return around[0], around[1]
+    """Return the ids of [CLS] and [SEP]: the two tokens around a text, or found by name."""
+    special_ids = tokenizer.encode("").ids
+    if len(special_ids) == 2:
+        return special_ids[0], special_ids[1]
     return _require(tokenizer, "cls"), _require(tokenizer, "sep")
 
 
 def pair_type(tokenizer: Tokenizer) -> int:
-    """Return the token type of the second text of a pair; 1 if the tokenizer does not say it."""
+    """Return the token type of the second text of a pair (default: 1)."""
     return max(tokenizer.encode("", "").type_ids, default=1)
 
 
@@ -303,10 +303,10 @@ def _space_mark(tokenizer: Tokenizer) -> str:
 
 
 def _fill_cache(tokenizer: Tokenizer) -> None:
-    """Fill the library's cache of words with the most frequent ones of the vocabulary.
+    """Fill the library's cache of words with the most frequent words of the vocabulary.
 
-    It keeps the first words that it sees for ever. Those of some requests, of 250 letters each,
-    would be 14 kB a word, 140 MB in all.
+    The cache never drops a word. Otherwise, words of 250 letters in requests could fill it, which
+    takes 14 kB per word and 140 MB in total.
     """
     if not isinstance(tokenizer.model, BPE | Unigram):
         return
@@ -322,33 +322,33 @@ def _check_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidInputError(
-            f"character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a "
-            "surrogate pair, which stands for no character; send whole characters"
+            f"Character {error.start} of the text is U+{ord(text[error.start]):04X}, half of a "
+            "surrogate pair. Send complete characters."
         ) from error
     if len(text) * _MAX_EXPANSION <= _MAX_NORMALISED_CHARS or text.isascii():
         return
-    # Character by character: to normalise a text takes the square of its marks in a row.
+    # Normalising the text at once would take quadratic time for consecutive marks.
     num_chars = sum(
-        number * len(unicodedata.normalize("NFKC", character))
-        for character, number in Counter(text).items()
+        count * len(unicodedata.normalize("NFKC", character))
+        for character, count in Counter(text).items()
     )
     if num_chars > _MAX_NORMALISED_CHARS:
         raise TextTooLongError(
-            f"a text of {len(text)} characters stands for {num_chars}, with those like U+FDFA "
-            f"written out; at most {_MAX_NORMALISED_CHARS} are read: split it"
+            f"The text of {len(text)} characters has {num_chars} characters after normalisation; "
+            f"at most {_MAX_NORMALISED_CHARS} are allowed. Split it."
         )
 
 
 def _fit_ranges(text: str, offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return offsets without white space around, and with what belongs to the last character.
+    """Return offsets without surrounding white space, and with the marks after the last character.
 
-    Normalisation drops accents, and the library gives a composed character the range of its first
-    part alone, so that without this "cafe" + U+0301 would end before its accent.
+    Normalisation drops accents, and the library gives a composed character only the range of its
+    first part. Without this function, "cafe" + U+0301 would end before its accent.
     """
     ranges = []
     limit = next_start = len(text)
     for start, end in reversed(offsets):
-        if start < next_start:  # tokens of the same character have the same range
+        if start < next_start:  # tokens that share a character have the same range
             limit, next_start = next_start, start
         ranges.append(_fit_range(text, start, end, limit))
     return ranges[::-1]
@@ -365,33 +365,33 @@ def _fit_range(text: str, start: int, end: int, limit: int) -> tuple[int, int]:
 
 
 def _continues(char: str) -> bool:
-    """Whether a character is a mark of the one before, or composes with it."""
+    """Whether a character is a mark of the previous character, or composes with it."""
     return unicodedata.category(char).startswith("M") or _COMPOSED.match(char) is not None
 
 
-# The first word of their characters' names.
+# The Unicode names of characters in these scripts begin with these words.
 _SPACELESS: Final = frozenset(
     ("CJK", "HIRAGANA", "KATAKANA", "HALFWIDTH", "BOPOMOFO", "THAI", "LAO", "KHMER", "MYANMAR",
      "TIBETAN")
 )  # fmt: skip
-_FIRST: Final = "\u0e00"  # of Thai
+_FIRST_SPACELESS: Final = "\u0e00"  # the first character of Thai
 
 
 @cache
 def is_spaceless(char: str) -> bool:
-    """Whether a character is of a script that puts no space between words."""
-    return char >= _FIRST and unicodedata.name(char, "").split(" ")[0] in _SPACELESS
+    """Whether a character belongs to a script without spaces between words."""
+    return char >= _FIRST_SPACELESS and unicodedata.name(char, "").split(" ")[0] in _SPACELESS
 
 
 def word_bounds(text: str) -> tuple[list[int], list[int]]:
-    """Return the start and end of each character's word; outside words of the character itself.
+    """Return the start and end of each character's word; outside words, of the character.
 
-    A word is a run of letters, marks and digits; in scripts without spaces between words it is a
+    A word is a run of letters, marks and digits. In scripts without spaces between words, it is a
     letter with its marks.
     """
     kinds = [unicodedata.category(character)[0] for character in text]
     is_alone = list(map(is_spaceless, text))
-    goes_on = [
+    continues_word = [
         kinds[i] in "LMN"
         and kinds[i - 1] in "LMN"
         and (kinds[i] == "M" or not (is_alone[i] or is_alone[i - 1]))
@@ -399,10 +399,10 @@ def word_bounds(text: str) -> tuple[list[int], list[int]]:
     ]
     first = list(range(len(text)))
     last = list(range(1, len(text) + 1))
-    for i, is_inside in enumerate(goes_on, start=1):
+    for i, is_inside in enumerate(continues_word, start=1):
         if is_inside:
             first[i] = first[i - 1]
     for i in range(len(text) - 2, -1, -1):
-        if goes_on[i]:
+        if continues_word[i]:
             last[i] = last[i + 1]
     return first, last

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from albert_serve.api.model_card import figure_name, figure_prefix, heads_of, quality_text
+from albert_serve.api.model_card import heads_of, metric_name, metric_prefix, quality_text
 from albert_serve.bundle.manifest import Manifest
 from albert_serve.bundle.weights import name_of, task_of
 from albert_serve.errors import listed
@@ -55,7 +55,7 @@ def model_card(manifest: Manifest, name: str) -> str:
     ]
     lines += ["## Tasks", "", *_table(["task", "problem type", "labels", "measured"], rows)]
     figures = [
-        (figure_name(key, heads), value)
+        (metric_name(key, heads), value)
         for key, value in manifest.evaluation.items()
         if is_number(value)
     ]
@@ -95,7 +95,7 @@ def _question_requests(evaluation: Mapping[str, Any]) -> list[str]:
 
 def _results(evaluation: Mapping[str, Any], heads: Sequence[str]) -> Iterator[EvalResult]:
     for head in heads:
-        prefix, task, name = figure_prefix(head), task_of(head), name_of(head)
+        prefix, task, name = metric_prefix(head), task_of(head), name_of(head)
         names = (evaluation.get(f"{prefix}_{kind}") for kind in ("task", "data"))
         unnamed = f"held-out data of {name}" if name else "held-out data"
         data = next(map(str, filter(None, names)), unnamed)

@@ -1,7 +1,7 @@
 """The wire contract of embeddings, in Hugging Face's format (feature extraction) and OpenAI's.
 
-Hugging Face's clients send the parameters of this task beside `inputs`, not in `parameters`; both
-are taken here.
+Hugging Face's clients send the parameters of this task next to `inputs`, not in `parameters`. Both
+are accepted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from albert_serve.api.wire import (
 )
 
 FEATURE_EXTRACTION: Final = "feature-extraction"
-# OpenAI's path; for a model by its name it is `/embeddings` after the model's path.
+# OpenAI's path. For a named model, it is `/embeddings` after the model's path.
 EMBEDDINGS: Final = "embeddings"
 # The path of text-embeddings-inference.
 EMBED: Final = "embed"
@@ -37,11 +37,11 @@ Pooled: TypeAlias = Literal["mean", "cls", "max"]
 TruncationDirection: TypeAlias = Literal["right", "left"]
 _EncodingFormat: TypeAlias = Literal["float", "base64"]
 
-# What Hugging Face's clients can send and no model here has a use for.
-_REFUSED: Final = {
-    "prompt_name": "the model has no prompts by name; write the prompt before the text",
-    "dimensions": "an embedding has all of the model's dimensions; leave it out",
-    "encoding_format": f"numbers are sent as JSON here; {EMBEDDINGS_PATH} has base64",
+# Hugging Face's clients can send these fields, but no model supports them.
+_REMEDIES: Final = {
+    "prompt_name": "Write the prompt before the text.",
+    "dimensions": "Omit it; an embedding has all dimensions of the model.",
+    "encoding_format": f"Omit it, or use {EMBEDDINGS_PATH}, which supports base64.",
 }
 
 
@@ -67,14 +67,14 @@ class FeatureExtractionParameters(Parameters):
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        is_said = "truncation" in self.model_fields_set and self.truncate is not None
-        if is_said and self.truncate != (self.truncation == "truncate"):
-            raise contradiction("truncate and truncation contradict each other; send one of them")
+        has_both = "truncation" in self.model_fields_set and self.truncate is not None
+        if has_both and self.truncate != (self.truncation == "truncate"):
+            raise contradiction("truncate and truncation contradict each other. Send one of them.")
         return self
 
     @property
     def effective_truncation(self) -> Truncation:
-        """The truncation by `truncate` or `truncation`."""
+        """The value of `truncate` or `truncation`."""
         return "truncate" if self.truncate else self.truncation
 
 
@@ -91,21 +91,23 @@ class FeatureExtractionRequest(TaskRequest):
         if not isinstance(body, dict):
             return body
         sent = {name: value for name, value in body.items() if value is not None}
-        for name, reason in _REFUSED.items():
+        for name, remedy in _REMEDIES.items():
             if name in sent:
-                raise contradiction(f"{name} cannot be chosen: {reason}")
-        beside = {
+                raise contradiction(f"{name} is not supported. {remedy}")
+        top_level = {
             name: sent.pop(name)
             for name in FeatureExtractionParameters.model_fields
             if name in sent
         }
-        inside = sent.get("parameters", {})
-        if not beside or not isinstance(inside, dict):
+        nested = sent.get("parameters", {})
+        if not top_level or not isinstance(nested, dict):
             return sent
-        twice = [name for name in beside if inside.get(name) is not None]
-        if twice:
-            raise contradiction(f"{twice[0]} is given twice: in parameters and beside inputs")
-        return {**sent, "parameters": {**inside, **beside}}
+        duplicates = [name for name in top_level if nested.get(name) is not None]
+        if duplicates:
+            raise contradiction(
+                f"{duplicates[0]} is in parameters and next to inputs. Send it only once."
+            )
+        return {**sent, "parameters": {**nested, **top_level}}
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -119,7 +121,7 @@ class FeatureExtractionRequest(TaskRequest):
 
 
 Embedding: TypeAlias = list[float]
-# As a pipeline of `transformers` has it: a list of one list of the tokens' vectors.
+# As in a pipeline of `transformers`, the list of the tokens' vectors is in a list.
 TokenFeatures: TypeAlias = list[list[list[float]]]
 FeatureExtractionAnswer: TypeAlias = Embedding | TokenFeatures
 
@@ -131,7 +133,7 @@ class _TextsOfEmbeddings(FeatureExtractionRequest):
 
 
 def holds_token_ids(texts: object) -> bool:
-    """Return whether the input of a request begins like one list of token ids, or several."""
+    """Whether the input of a request begins like a list of token ids, or of such lists."""
     return isinstance(texts, list) and bool(texts) and isinstance(texts[0], int | list)
 
 
@@ -166,11 +168,11 @@ class EmbeddingsRequest(Request):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_token_ids(cls, body: Any) -> Any:
+    def _reject_token_ids(cls, body: Any) -> Any:
         if isinstance(body, dict) and holds_token_ids(body.get("input")):
             raise contradiction(
-                "input holds token ids, and those of another tokenizer mean something else here; "
-                "send texts (LangChain: check_embedding_ctx_length=False)"
+                "input contains token ids, which may be another tokenizer's. Send texts "
+                "(LangChain: check_embedding_ctx_length=False)."
             )
         return body
 
@@ -195,7 +197,7 @@ class EmbeddingObject(Reply):
 
 
 class Usage(Reply):
-    """The tokens that were read, [CLS] and [SEP] among them."""
+    """The number of tokens that the model read, including [CLS] and [SEP]."""
 
     prompt_tokens: int
     total_tokens: int
@@ -211,7 +213,7 @@ class EmbeddingsReply(Reply):
 
 
 class OpenAIError(Reply):
-    """The error as OpenAI's clients read it; they show the message alone."""
+    """The error in OpenAI's format; its clients show only the message."""
 
     message: str
     type: str = Field(description="Same value as `error_type`.")

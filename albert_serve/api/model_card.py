@@ -1,6 +1,6 @@
 """The model card in the reply of `/info`, and the text of a model's description.
 
-Its names are those of the model cards of the Hugging Face Hub where these have the field.
+Fields that model cards of the Hugging Face Hub also have, have the same names.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         TaskQuality,
     )
 
-# The beginning of the keys of a task's figures.
-FIGURE_PREFIXES: Final[Mapping[str, str]] = {
+# The keys of a task's metrics have this prefix.
+METRIC_PREFIXES: Final[Mapping[str, str]] = {
     "fill-mask": "masked",
     "sentence-order": "sentence_order",
     "text-classification": "text_classification",
@@ -31,12 +31,12 @@ FIGURE_PREFIXES: Final[Mapping[str, str]] = {
     "question-answering": "question_answering",
     "feature-extraction": "embeddings",
 }
-# Names of figures that do not follow from their keys.
-_FIGURE_NAMES: Final[Mapping[str, str]] = {
+# The names of these metrics do not follow from their keys.
+_METRIC_NAMES: Final[Mapping[str, str]] = {
     "unigram_entropy": "fill-mask: loss of token frequencies alone",
     "sentence_order_paired_accuracy": "sentence-order: accuracy when both orders are compared",
 }
-# The beginning of the keys of figures on single sentences.
+# The keys of metrics on single sentences have this prefix.
 _SINGLE: Final = "single_"
 _WORDS: Final[Mapping[str, str]] = {
     **{word: word.upper() for word in ("f1", "mrr", "mse")},
@@ -60,7 +60,7 @@ class ModelSizes(Reply):
 
 
 class ModelCard(Reply):
-    """The content of a model card; a field is absent where the bundle does not have it."""
+    """The content of a model card; a field is absent if the bundle does not have it."""
 
     license: str | None = Field(None, description="License in the bundle's README.md.")
     language: list[str] = Field(default_factory=list)
@@ -91,29 +91,30 @@ def describe_limits(info: InfoReply) -> str:
 
 def heads_of(tasks: Iterable[TaskInfo]) -> list[str]:
     """Return the names of heads, such as "fill-mask" and "text-classification/topic"."""
-    named = [f"{task.name}/{head.name}" for task in tasks for head in task.heads or ()]
-    # A name may be the beginning of another.
-    return [*sorted(named, key=len, reverse=True), *FIGURE_PREFIXES]
+    heads = [f"{task.name}/{head.name}" for task in tasks for head in task.heads or ()]
+    # A name may be another name's prefix.
+    return [*sorted(heads, key=len, reverse=True), *METRIC_PREFIXES]
 
 
-def figure_prefix(head: str) -> str:
-    """Return the beginning of the names of a head's figures, such as "question_answering"."""
+def metric_prefix(head: str) -> str:
+    """Return the prefix of the keys of a head's metrics, such as "question_answering"."""
     task, slash, name = head.partition("/")
-    return f"{FIGURE_PREFIXES.get(task, task)}{slash}{name}"
+    return f"{METRIC_PREFIXES.get(task, task)}{slash}{name}"
 
 
-def figure_name(key: str, heads: Iterable[str]) -> str:
-    """Return a figure's name for people: `masked_f1` is "fill-mask: F1".
+def metric_name(key: str, heads: Iterable[str]) -> str:
+    """Return the displayed name of a metric: `masked_f1` is "fill-mask: F1".
 
     Args:
-        heads: names that may precede the figure's; longer ones first.
+        key: key of the metric in the evaluation.
+        heads: names of heads whose prefix the key may have, longer names first.
     """
-    if key in _FIGURE_NAMES:
-        return _FIGURE_NAMES[key]
+    if key in _METRIC_NAMES:
+        return _METRIC_NAMES[key]
     if key.startswith(_SINGLE):
-        return f"{figure_name(key.removeprefix(_SINGLE), heads)}, single sentences"
+        return f"{metric_name(key.removeprefix(_SINGLE), heads)}, single sentences"
     for head in heads:
-        prefix = f"{figure_prefix(head)}_"
+        prefix = f"{metric_prefix(head)}_"
         if key.startswith(prefix):
             return f"{head}: {_words(key.removeprefix(prefix))}"
     return _words(key)
@@ -124,18 +125,18 @@ def _words(key: str) -> str:
 
 
 def quality_text(quality: TaskQuality) -> str:
-    """Return a quality with the data that it was measured on."""
+    """Return a metric with its value, its number of predictions and its data."""
     text = f"{quality.metric} {quality.percent:.1f} % of {quality.count:,}"
     return f"{text} ({quality.data})" if quality.data else text
 
 
 def _about(card: ModelCard) -> Iterator[str]:
-    named = {
+    fields = {
         "license": card.license,
         "language": ", ".join(card.language),
         "base model": ", ".join(card.base_model),
     }
-    yield from (f"{name}: {value}" for name, value in named.items() if value)
+    yield from (f"{name}: {value}" for name, value in fields.items() if value)
     sizes = card.sizes
     yield (
         f"sizes: {sizes.num_parameters:,} parameters in {sizes.weights_bytes / 1e6:,.1f} MB, "
@@ -165,7 +166,7 @@ def _evaluation(card: ModelCard, heads: Iterable[str]) -> Iterator[str]:
     if card.evaluation:
         yield "evaluation:"
         for key, value in card.evaluation.items():
-            yield f"  {figure_name(key, heads)} {_number(value)}"
+            yield f"  {metric_name(key, heads)} {_number(value)}"
 
 
 def _number(value: float) -> str:

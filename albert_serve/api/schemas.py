@@ -1,8 +1,8 @@
 """The wire contract: requests and replies of each endpoint, in Hugging Face's inference format.
 
-A request is `{"inputs": ..., "parameters": {...}}`; `inputs` is one item or a list of them. A
-parameter that is left out, or null, has its default. Replies have Hugging Face's shapes exactly;
-what they have no room for travels in the headers named here.
+A request is `{"inputs": ..., "parameters": {...}}`; `inputs` is one item or a list of items. A
+parameter that is omitted or null has its default. Replies have exactly Hugging Face's format.
+Warnings and the number of truncated tokens are in headers.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from albert_serve.api.wire import AnyTruncation as AnyTruncation
 from albert_serve.api.wire import TaskRequest as TaskRequest
 from albert_serve.api.wire import Truncation as Truncation  # part of the contract, too
 
-# Each hosted model also has a path of its own.
+# Each hosted model also has its own path.
 MODELS_PATH: Final = "/v1/models"
 MODEL_PATH: Final = f"{MODELS_PATH}/{{model}}"
-# Warnings for the caller, as a JSON array in ASCII.
+# Has warnings for the caller, as a JSON array in ASCII.
 WARNINGS_HEADER: Final = "X-Albert-Warnings"
 
 MAX_HEAD_CHARS: Final = 64
@@ -42,7 +42,7 @@ MAX_TOP_K: Final = 1000
 MAX_TARGETS: Final = 1000
 _MAX_TARGET_CHARS: Final = 1000
 _MAX_CHARS_OF_TARGETS: Final = 1 << 16
-# The limit of all texts of a request together: each mask is a row of vocabulary-wide logits.
+# Limits all texts of a request together: each mask is a row of vocabulary-wide logits.
 MAX_MASKS: Final = 1024
 
 MAX_SENTENCES: Final = 256
@@ -128,8 +128,8 @@ class FillMaskParameters(Parameters):
         num_chars = 0 if self.targets is None else sum(map(len, self.targets))
         if num_chars > _MAX_CHARS_OF_TARGETS:
             raise contradiction(
-                f"the targets have {num_chars} characters together; at most "
-                f"{_MAX_CHARS_OF_TARGETS} are taken: send fewer or shorter ones"
+                f"The targets have {num_chars} characters; at most {_MAX_CHARS_OF_TARGETS} are "
+                "allowed. Send fewer or shorter targets."
             )
         return self
 
@@ -163,7 +163,7 @@ class QuestionAnsweringParameters(Parameters):
         1,
         ge=1,
         le=MAX_TOP_K,
-        description="Number of answers; if it is over 1, the reply is a list.",
+        description="Number of answers; if it is more than 1, the reply is a list.",
     )
     doc_stride: int | None = Field(
         None,
@@ -208,9 +208,9 @@ class TokenClassificationParameters(Parameters):
     aggregation_strategy: AggregationStrategy = Field(
         "first",
         description="How labels of tokens become entities: not at all (none), by the label of "
-        "each token (simple), or by the label of each word: its first token's "
-        "(first), that of the best mean score (average), or that of the highest "
-        "score (max).",
+        "each token (simple), or by the label of each word: its first token's label "
+        "(first), the label with the best mean score (average), or the label with the "
+        "highest score (max).",
     )
     ignore_labels: list[str] = Field(
         ["O"], max_length=MAX_TARGETS, description="Labels that are not returned."
@@ -341,13 +341,13 @@ SentenceOrderAnswer: TypeAlias = Coherence | Order
 TokenClassificationAnswer: TypeAlias = list[EntityGroup] | list[ClassifiedToken]
 
 FillMaskReply: TypeAlias = FillMaskAnswer | list[FillMaskAnswer]
-# Nested for a single text too: Hugging Face's clients take the first element.
+# A single text has a nested list, too, because Hugging Face's clients take the first element.
 TextClassificationReply: TypeAlias = list[list[LabelScore]]
-# Lists first: of several types BentoML's OpenAPI document has the first, which may be no reference.
+# BentoML's OpenAPI document has only the first type, which must not be a reference.
 QuestionAnsweringReply: TypeAlias = list[QuestionAnsweringAnswer] | QuestionAnsweringAnswer
 SentenceOrderReply: TypeAlias = list[SentenceOrderAnswer] | SentenceOrderAnswer
 TokenClassificationReply: TypeAlias = list[TokenClassificationAnswer] | TokenClassificationAnswer
-# One text or several, each pooled or not.
+# A request has one text or several, and pooling may be off.
 FeatureExtractionReply: TypeAlias = (
     Embedding | list[Embedding] | TokenFeatures | list[TokenFeatures]
 )
@@ -379,7 +379,7 @@ class HeadInfo(Reply):
 
 
 class SentenceVectorsInfo(Reply):
-    """The form of embeddings where a request does not say it."""
+    """The default form of embeddings."""
 
     pooling: Pooled
     normalize: bool
@@ -463,7 +463,7 @@ class ModelObject(Reply):
 
 
 class ModelReply(ModelObject, InfoReply):
-    """A hosted model: the fields of OpenAI's format, then those of `/info`."""
+    """A hosted model: the fields of OpenAI's format and of `/info`."""
 
 
 class ModelsReply(Reply):

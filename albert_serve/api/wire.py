@@ -25,9 +25,9 @@ from albert_serve.errors import InvalidInputError
 
 # The limit of one request's list; a service may have a lower one (see `/info`).
 MAX_ITEMS: Final = 65_536
-# The limit of one text, above any that a model reads, so that no text is tokenised in vain.
+# Longer texts are rejected before they are tokenised; no model reads as much.
 MAX_CHARS: Final = 1_000_000
-# The number of tokens that were cut off, if the request allowed it.
+# Has the number of truncated tokens, if the request allows truncation.
 TRUNCATED_HEADER: Final = "X-Albert-Truncated-Tokens"
 
 _MAX_ERRORS_SHOWN: Final = 3
@@ -48,11 +48,11 @@ class Request(BaseModel):
             return body
         allowed = cls.__pydantic_fields__
         if not body.keys() <= allowed.keys():
-            # A large body may have very many unknown names; only the first few are shown.
+            # A body may have very many unknown names; only the first few are shown.
             unknown = (shorten(name) for name in body if name not in allowed)
             raise PydanticCustomError(
                 "unknown_field",
-                "{unknown} is not known here; allowed are {allowed}",
+                "Unknown field {unknown}. Use {allowed}.",
                 {
                     "unknown": ", ".join(islice(unknown, _MAX_ERRORS_SHOWN)),
                     "allowed": ", ".join(allowed),
@@ -75,7 +75,7 @@ class Request(BaseModel):
 
 
 Truncation: TypeAlias = Literal["error", "truncate"]
-# As a request has it: true and false as in transformers, and the older names of both.
+# Requests have true or false as in transformers, or the older names of these values.
 AnyTruncation: TypeAlias = bool | Truncation
 
 
@@ -105,15 +105,15 @@ class Parameters(Request):
 
     @property
     def chars_per_item(self) -> int:
-        """Characters that the model reads with each item, in addition to it."""
+        """Number of additional characters that the model reads with each item."""
         return 0
 
 
 class TaskRequest(Request):
-    """The base of a task's requests, which narrow the types: one item or a list, and parameters.
+    """The base of a task's requests: one item or a list, and parameters.
 
     Attributes:
-        inputs_field: the caller's name of `inputs`, in messages.
+        inputs_field: name of `inputs` in messages to the caller.
     """
 
     inputs_field: ClassVar[str] = "inputs"
@@ -123,7 +123,7 @@ class TaskRequest(Request):
     @model_validator(mode="before")
     @classmethod
     def _drop_options(cls, body: Any) -> Any:
-        """Drop `options` of older clients of Hugging Face's, such as Weaviate: `wait_for_model`."""
+        """Drop `options`, such as `wait_for_model`, which Hugging Face's older clients send."""
         if isinstance(body, dict) and isinstance(body.get("options"), dict):
             return {name: value for name, value in body.items() if name != "options"}
         return body
@@ -167,10 +167,10 @@ def _default_if_null(value: object) -> object:
     return {} if value is None else value
 
 
-# Tagged, so that an error refers only to the form that the caller used.
+# The tags make an error refer only to the form that the caller used.
 OneOrMany: TypeAlias = Annotated[
     Annotated[_ItemT, Tag(ONE)]
-    # Fails at the first wrong item, because 65,536 errors would take seconds.
+    # Validation ends at the first invalid item, because 65,536 errors would take seconds.
     | Annotated[list[_ItemT], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), Tag(MANY)],
     Discriminator(one_or_many),
 ]
@@ -179,12 +179,12 @@ OrNull: TypeAlias = Annotated[_RequestT, BeforeValidator(_default_if_null)]
 
 
 def _describe(error: ValidationError) -> str:
-    """Return the text of a validation error, as one sentence."""
+    """Return the text of a validation error: a sentence for each of the first invalid fields."""
     errors = error.errors(include_url=False)
-    messages = [_describe_one(details) for details in errors[:_MAX_ERRORS_SHOWN]]
+    messages = [_describe_field(details) for details in errors[:_MAX_ERRORS_SHOWN]]
     if len(errors) > _MAX_ERRORS_SHOWN:
-        messages.append(f"and {len(errors) - _MAX_ERRORS_SHOWN} more")
-    return "; ".join(messages)
+        messages.append(f"There are {len(errors) - _MAX_ERRORS_SHOWN} more errors.")
+    return " ".join(messages)
 
 
 def validate(kind: type[_ModelT], value: object) -> _ModelT:
@@ -195,40 +195,41 @@ def validate(kind: type[_ModelT], value: object) -> _ModelT:
         raise InvalidInputError(_describe(error)) from error
 
 
-def _describe_one(details: ErrorDetails) -> str:
+def _describe_field(details: ErrorDetails) -> str:
     path, kind, context = _path(details["loc"]), details["type"], details.get("ctx", {})
     if kind == "missing":
-        return f"{path} is missing"
+        return f"{path} is missing."
     if kind == "too_short":
-        least = context["min_length"]
-        return f"{path} must hold at least {'one item' if least == 1 else f'{least} items'}"
+        min_length = context["min_length"]
+        return f"{path} must have at least {min_length} item{'s' if min_length > 1 else ''}."
     if kind == "too_long":
         return (
-            f"{path} holds {len(details['input'])} items; at most {context['max_length']} are "
-            "taken: split the list"
+            f"{path} has {len(details['input'])} items; at most {context['max_length']} are "
+            "allowed. Split the list."
         )
     if kind == "string_too_long":
         return (
             f"{path} has {len(details['input'])} characters; at most {context['max_length']} are "
-            "taken: shorten or split the text"
+            "allowed. Shorten or split the text."
         )
     if kind == "string_unicode":
-        return f"{path} holds half of a surrogate pair, which stands for no character"
+        return f"{path} contains half of a surrogate pair, which is not a character."
     if kind in ("unknown_field", "contradiction"):
-        return f"{path}: {details['msg']}"
+        return f"{path}: {details['msg']}" if path else details["msg"]
     message = "must be an object" if kind == "model_type" else details["msg"]
-    return f"{path} {message.replace('Input should', 'must')}, not {shorten(details['input'])}"
+    subject, message = path or "The body", message.replace("Input should", "must")
+    return f"{subject} {message}, not {shorten(details['input'])}."
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """Return ("inputs", "<many>", 2, "<object>", "text") as "inputs[2].text"."""
+    """Return the path of ("inputs", "<many>", 2, "<object>", "text"), "inputs[2].text"."""
     names = [part for part in loc if isinstance(part, int) or not part.startswith("<")]
     parts = [f"[{name}]" if isinstance(name, int) else f".{name}" for name in names]
-    return "".join(parts).removeprefix(".") or "the body"
+    return "".join(parts).removeprefix(".")
 
 
 class _Brief(reprlib.Repr):
-    """Writes the beginning of a value of any size or depth, in ASCII."""
+    """Represents the beginning of a value of any size or depth, in ASCII."""
 
     def repr_str(self, x: str, level: int) -> str:
         return ascii(x[: _MAX_SHOWN_CHARS + 1])
@@ -238,7 +239,7 @@ _brief: Final = _Brief()
 
 
 def shorten(value: object) -> str:
-    """Return a caller's value for an error message: in ASCII, and cut if it is long."""
+    """Return a caller's value for an error message: in ASCII, and shortened if it is long."""
     text = _brief.repr(value)
     if len(text) <= _MAX_SHOWN_CHARS:
         return text

@@ -12,7 +12,7 @@ from albert_serve.api.wire import OneOrMany, Parameters, TaskRequest, Text, cont
 ZERO_SHOT: Final = "zero-shot-classification"
 _MAX_LABELS: Final = 256
 _MAX_TEMPLATE_CHARS: Final = 1000
-_PLACE: Final = "{}"
+_PLACEHOLDER: Final = "{}"
 
 
 def _split(value: object) -> object:
@@ -22,9 +22,9 @@ def _split(value: object) -> object:
     return [label.strip() for label in value.split(",") if label.strip()]
 
 
-def _check_place(template: str) -> str:
-    if template.count(_PLACE) != 1:
-        raise contradiction("it must contain {} once, as the place of the label")
+def _check_placeholder(template: str) -> str:
+    if template.count(_PLACEHOLDER) != 1:
+        raise contradiction("Write {} exactly once, in place of the label.")
     return template
 
 
@@ -37,7 +37,7 @@ class ZeroShotParameters(Parameters):
         BeforeValidator(_split),
     ] = Field(description="Labels: a list, or a text that separates them by commas.")
     hypothesis_template: Annotated[
-        str, Field(max_length=_MAX_TEMPLATE_CHARS), AfterValidator(_check_place)
+        str, Field(max_length=_MAX_TEMPLATE_CHARS), AfterValidator(_check_placeholder)
     ] = Field(
         "This example is {}.",
         description="Sentence about a label, with {} in place of the label.",
@@ -45,14 +45,14 @@ class ZeroShotParameters(Parameters):
     )
     multi_label: bool = Field(
         False,
-        description="Whether each label is scored by itself; otherwise the scores have a sum of 1.",
+        description="Whether each label is scored separately; otherwise, the scores sum to 1.",
     )
 
     @property
     def chars_per_item(self) -> int:
         """Characters of the sentences about the labels, which are read with each text."""
         labels, template = self.candidate_labels, self.hypothesis_template
-        return sum(map(len, labels)) + len(labels) * (len(template) - len(_PLACE))
+        return sum(map(len, labels)) + len(labels) * (len(template) - len(_PLACEHOLDER))
 
 
 class ZeroShotRequest(TaskRequest):

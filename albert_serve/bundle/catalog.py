@@ -25,8 +25,8 @@ class Catalogue:
     """The configured models.
 
     Attributes:
-        bundles: the folder or tag of each model's bundle, by the model's name.
-        preferred: the default model, if it exists.
+        bundles: folder or tag of each model's bundle, by the model's name.
+        preferred: configured default model; it may not exist.
     """
 
     bundles: Mapping[str, Path]
@@ -50,7 +50,7 @@ class Catalogue:
         for name, bundle in self.bundles.items():
             try:
                 opened[name] = Bundle.open(locate(bundle))
-            except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
+            except Exception as error:  # noqa: BLE001  # the other models are served
                 errors[name] = error
         return opened, errors
 
@@ -80,14 +80,17 @@ def _read_folder(folder: Path) -> dict[str, Path]:
     bundles = [bundle for bundle in bundles if not bundle.name.startswith(".")]
     if not bundles:
         raise ConfigError(
-            f"{folder} contains no bundle's folder. Name a folder of bundles. To serve one bundle, "
+            f"{folder} contains no bundle. Pass a folder of bundles. To serve one bundle, "
             "use --bundle or ALBERT_SERVE_BUNDLE."
         )
     named_bundles = {bundle.name: bundle for bundle in bundles if _NAME.fullmatch(bundle.name)}
     for bundle in bundles:
         if bundle.name not in named_bundles:
-            reason = f"{bundle} cannot be a model's name; allowed are up to 64 of A-Z a-z 0-9 . _ -"
+            reason = (
+                f"{bundle} cannot be a model's name. Rename the folder, with at most 64 of the "
+                "characters A-Z a-z 0-9 . _ -."
+            )
             if not named_bundles:
                 raise ConfigError(reason)
-            _logger.error("a bundle is not served: %s", reason)
+            _logger.error("A bundle is not served: %s", reason)
     return named_bundles

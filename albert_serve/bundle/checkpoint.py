@@ -1,4 +1,4 @@
-"""A checkpoint in place of a bundle: it is exported into the cache, once."""
+"""Checkpoints in place of bundles: each is exported into the cache once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from albert_serve.files import local_path, sha256_of
 from albert_serve.settings import CACHE_VARIABLE, cache_folder, store_tag
 
 CONFIG_FILE: Final = "config.json"
-# A folder with one of these is a checkpoint: of a whole model, an adapter, or Google's format.
+# A folder with one of these files is a checkpoint: a model, an adapter, or one in Google's format.
 _CONFIG_FILES: Final = (CONFIG_FILE, "adapter_config.json", "albert_config.json")
 _OPTION: Final = re.compile(r"(?<![\w/])--[a-z]")
 # The second pattern matches the parts of a model of sentence-transformers, such as 1_Pooling.
@@ -37,17 +37,17 @@ def find_bundle(
 ) -> Path:
     """Return a bundle's folder or tag; first download a model of the Hub, and export a checkpoint.
 
-    A process of its own exports; it needs the extra `train`. The cache keeps the bundle of a
-    folder by the hash of its files, and of a model on the Hub by its commit.
+    A separate process exports, which needs the extra `train`. The cache stores the bundle of a
+    folder under the hash of its files, and the bundle of a model on the Hub under its commit.
 
     Args:
-        reference: a folder, `bentoml:NAME[:VERSION]`, or a name on the Hub, OWNER/NAME[@REVISION].
-        precision: of the export; None for fp32.
+        reference: folder, `bentoml:NAME[:VERSION]`, or a name on the Hub, OWNER/NAME[@REVISION].
+        precision: precision of the export (default: fp32).
         exports: whether a checkpoint is allowed.
     """
-    named = Path(reference)
-    if store_tag(named) is not None:
-        return _bundle(named, precision)
+    path = Path(reference)
+    if store_tag(path) is not None:
+        return _bundle(path, precision)
     folder = local_path(reference)
     if folder is None:
         return _find_on_hub(os.fspath(reference), precision, exports)
@@ -57,29 +57,29 @@ def find_bundle(
     return _export(str(folder), folder.name, [*_hashes(folder)], precision)
 
 
-def _own_folder(name: str) -> Path:
-    """Return a folder in the cache, which only this user can write to."""
+def _private_folder(name: str) -> Path:
+    """Return a folder of the cache that only this user can change."""
     cache = cache_folder()
     if cache is None:
-        raise ConfigError(f"there is no cache folder for downloads; set {CACHE_VARIABLE}")
+        raise ConfigError(f"The cache folder is not set. Set {CACHE_VARIABLE}.")
     folder = cache / name
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         status = folder.stat()
     except OSError as error:
         raise ConfigError(
-            f"{folder} cannot be written: {error}; set {CACHE_VARIABLE} to a folder that can"
+            f"{folder} cannot be written: {error}. Set {CACHE_VARIABLE} to a writable folder."
         ) from error
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
         raise ConfigError(
-            f"other users can write to {folder}, and so could choose the model. Run `chmod go-w "
+            f"Other users can write to {folder}, and so could choose the model. Run `chmod go-w "
             f"{folder}` if it is yours, or set {CACHE_VARIABLE} to a folder of your own."
         )
     return folder
 
 
 def _find_on_hub(reference: str, precision: Precision | None, exports: bool) -> Path:
-    # Imported for a model on the Hub only: its client takes time to import.
+    # The Hub's client takes time to import.
     from albert_serve.bundle.download import download_bundle
     from albert_serve.hub import HubModel, download
 
@@ -88,7 +88,7 @@ def _find_on_hub(reference: str, precision: Precision | None, exports: bool) -> 
         return _bundle(Path(reference), precision)
     snapshot = download(model, (MANIFEST_FILE, CONFIG_FILE))
     if not exports or not _is_checkpoint(snapshot):
-        return _bundle(download_bundle(model, snapshot, _own_folder("hub")), precision)
+        return _bundle(download_bundle(model, snapshot, _private_folder("hub")), precision)
     pinned = f"{model.repo_id}@{snapshot.name}"
     return _export(pinned, model.repo_id.rpartition("/")[2], [pinned], precision)
 
@@ -101,8 +101,8 @@ def _is_checkpoint(folder: Path) -> bool:
 def _bundle(reference: Path, precision: Precision | None) -> Path:
     if precision is not None:
         raise ConfigError(
-            f"{reference} is not a checkpoint; --precision is for the export of one, and a bundle "
-            "keeps its precision"
+            f"{reference} is not a checkpoint, so it cannot be exported in another precision. Omit "
+            "--precision."
         )
     return reference
 
@@ -118,18 +118,18 @@ def _export(checkpoint: str, name: str, content: list[str], precision: Precision
     precision = precision or "fp32"
     lines = "\n".join([__version__, precision, *content])
     key = hashlib.sha256(lines.encode()).hexdigest()[:16]
-    exports = _own_folder("exports")
+    exports = _private_folder("exports")
     bundle = exports / key / name
     with FileLock(exports / ".lock"):
         if bundle.is_dir() and _is_valid(bundle):
             return bundle
-        for leftover in exports.glob("*/.*"):  # of exports that were killed
+        for leftover in exports.glob("*/.*"):  # killed exports leave these folders
             shutil.rmtree(leftover, ignore_errors=True)
-        bundle.parent.mkdir(mode=0o755, exist_ok=True)  # not for the group, as by some umasks
-        sys.stderr.write(f"exporting {checkpoint} in {precision} into the cache, once\n")
+        bundle.parent.mkdir(mode=0o755, exist_ok=True)  # some umasks let the group write
+        sys.stderr.write(f"Exporting {checkpoint} in {precision} into the cache.\n")
         command = [sys.executable, "-m", "albert_serve", "export", checkpoint, str(bundle)]
         command += ["--precision", precision]
-        if precision == "fp32":  # keeps the checkpoint's weights, so it costs nothing
+        if precision == "fp32":  # the bundle has the checkpoint's weights, and so its quality
             command.append("--no-quality")
         process = subprocess.run(  # noqa: S603  # our own program
             command,
@@ -145,25 +145,25 @@ def _export(checkpoint: str, name: str, content: list[str], precision: Precision
 
 
 def _is_valid(bundle: Path) -> bool:
-    """Whether a cached bundle can be opened; it is removed if not."""
+    """Whether a cached bundle can be opened; if not, it is removed."""
     try:
         Bundle.open(bundle)
     except BundleError as error:
-        sys.stderr.write(f"the cached bundle is damaged: {error}\n")
+        sys.stderr.write(f"The cached bundle is damaged: {error}\n")
         shutil.rmtree(bundle)
         return False
     return True
 
 
 def _describe(output: str, checkpoint: str) -> str:
-    """Return an error of `albert-serve export` without its options, which the caller lacks."""
+    """Return an error of `albert-serve export` without options that the caller does not have."""
     line = output.strip().rpartition("\n")[2].removeprefix("error: ")
     parts = re.split(r"(?<=[.;]) ", line)
-    kept = [part for part in parts if not _OPTION.search(part)]
-    if not kept or kept == parts:
+    without_options = [part for part in parts if not _OPTION.search(part)]
+    if not without_options or without_options == parts:
         return line
-    reason = " ".join(kept).rstrip(".;")
+    reason = " ".join(without_options).rstrip(".;")
     return (
-        f"{reason}. `albert-serve export {checkpoint} BUNDLE` has options for this; pass its "
-        "BUNDLE here."
+        f"{reason}. Use the options of `albert-serve export {checkpoint} BUNDLE`, and pass BUNDLE "
+        "here."
     )

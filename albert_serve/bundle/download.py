@@ -19,14 +19,14 @@ from albert_serve.hub import HubModel, check_reachable, download
 def download_bundle(model: HubModel, snapshot: Path, cache: Path) -> Path:
     """Download a bundle with its model card, and return its folder, which has the model's name.
 
-    Files in the cache of the Hub are not downloaded again. Without a connection, that cache
-    answers. The folder's content is that of one commit and does not change.
+    Files in the Hub's cache are not downloaded again. Without a connection, they are used as they
+    are. The folder has the content of one commit and does not change.
 
     Args:
-        snapshot: has the manifest and the configuration, if the model has them; named after the
-            commit.
-        cache: holds the folder; its files are hard links into the cache of the Hub where that is
-            possible, else copies. ONNX Runtime refuses symbolic links out of a bundle's folder.
+        snapshot: folder named after the commit, with the manifest and the configuration, if the
+            model has them.
+        cache: parent of the new folder. Its files are hard links into the Hub's cache if possible,
+            else copies, because ONNX Runtime rejects symbolic links out of a bundle's folder.
     """
     if not (snapshot / MANIFEST_FILE).is_file():
         check_reachable(model, MANIFEST_FILE)
@@ -37,7 +37,9 @@ def download_bundle(model: HubModel, snapshot: Path, cache: Path) -> Path:
     for name in names:
         if not (snapshot / name).is_file():
             check_reachable(pinned, name)
-            raise BundleMissingError(f"{model} lacks {name}, which its {MANIFEST_FILE} lists")
+            raise BundleMissingError(
+                f"{model} lacks {name}, which its {MANIFEST_FILE} lists. Upload it."
+            )
     if (snapshot / CARD_FILE).is_file():
         names = (*names, CARD_FILE)
     folder = cache / snapshot.name / model.repo_id.rpartition("/")[2]
@@ -50,22 +52,22 @@ def download_bundle(model: HubModel, snapshot: Path, cache: Path) -> Path:
                         _link_file((snapshot / name).resolve(), partial / name)
     except OSError as error:
         raise ConfigError(
-            f"{folder} cannot be written: {error}; set ALBERT_SERVE_CACHE to a folder that can"
+            f"{folder} cannot be written: {error}. Set ALBERT_SERVE_CACHE to a writable folder."
         ) from error
     return folder
 
 
 def _no_bundle(model: HubModel, snapshot: Path) -> str:
     if not (snapshot / CONFIG_FILE).is_file():
-        return f"{model} is not a bundle: it has no {MANIFEST_FILE}"
+        return f"{model} is not a bundle: it has no {MANIFEST_FILE}."
     return (
-        f"{model} is a checkpoint, not a bundle: it has no {MANIFEST_FILE}. `albert-serve serve` "
-        "and `score` take it; here, give a bundle that `albert-serve export` wrote"
+        f"{model} is a checkpoint, not a bundle. Export it with `albert-serve export`, or pass it "
+        "to `albert-serve serve` or `score`."
     )
 
 
 def _link_file(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
-    except OSError:  # another file system, or one without hard links
+    except OSError:  # the target is on another file system, or has no hard links
         shutil.copyfile(source, target)

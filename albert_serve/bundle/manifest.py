@@ -1,7 +1,7 @@
 """The bundle that the service opens: its manifest, and integrity checks.
 
 A bundle is a folder: `manifest.json`, `model.safetensors`, `tokenizer.json`, `encoder.onnx` and
-one graph per task. Every file but the manifest is named in the manifest with size and SHA-256.
+one graph per task. The manifest lists the size and SHA-256 of all other files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from albert_serve.files import read_small_file, sha256_of
 
 _FORMAT_VERSION: Final = 3
 
-# The default classifier has this name unless the checkpoint names it.
+# The default classifier has this name, unless the checkpoint has another name for it.
 DEFAULT_HEAD: Final = "default"
 MAX_EXAMPLES: Final = 20
 _MAX_MANIFEST_BYTES: Final = 16 << 20
@@ -67,10 +67,10 @@ ComputePrecision = Literal["fp16", "bf16", "fp32"]
 Part = Literal["embeddings", "attention", "ffn", "heads"]
 
 
-# A plain name: a manifest must not refer outside of its folder.
+# A manifest must not refer to files outside its folder.
 _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 _HeadName = Annotated[str, Field(pattern=f"^{HEAD_NAME}$")]
-# The one head of a task, or the default one, is called as the task.
+# The only head of a task, or the default head, has the name of the task.
 _Head = TaskName | Annotated[str, Field(pattern=f"^{CLASSIFICATION}/{HEAD_NAME}$")]
 
 
@@ -86,14 +86,14 @@ class FileEntry(_Frozen):
 
 
 class Quality(_Frozen):
-    """The loss of a head's quality by the bundle's precision, measured on labelled data.
+    """The quality of a head before and after export, measured on labelled data.
 
     Attributes:
-        metric: its name, such as "accuracy".
-        torch: the metric of the checkpoint in torch, in fp32, in percent.
-        bundle: the metric of the bundle, in percent.
-        count: the number of predictions.
-        data: the names of the data files.
+        metric: name of the metric, such as "accuracy".
+        torch: metric of the checkpoint in torch, in fp32, in percent.
+        bundle: metric of the bundle, in percent.
+        count: number of predictions.
+        data: names of the data files.
     """
 
     metric: str
@@ -112,14 +112,14 @@ class HeadEntry(_Frozen):
     """One head of a bundle.
 
     Attributes:
-        graph: its file: rows (R, H) to logits (R, num_outputs).
+        graph: file of the graph from rows (R, H) to logits (R, num_outputs).
         labels: names of the outputs, in order, if they have names.
-        name: the value of the parameter `head` for the default classifier; None: `default`.
-        problem_type: Hugging Face's, of text classification.
-        temperature: divides the logits of a classifier before its softmax or sigmoid.
-        null_score_diff_threshold: of question answering: how much the logit of "no answer" must be
-            over that of the best answer to win; tuned on questions of which some have no answer.
-        quality: as export measured it.
+        name: value of the parameter `head` for the default classifier (default: `default`).
+        problem_type: Hugging Face's problem type of a text classifier.
+        temperature: divisor of a classifier's logits before softmax or sigmoid.
+        null_score_diff_threshold: question answering: "no answer" wins if its logit exceeds the
+            best answer's by more than this. It was tuned on questions with and without answers.
+        quality: quality that export measured.
     """
 
     graph: _FileName
@@ -142,8 +142,8 @@ class TaskExample(_Frozen):
     """An input of a task that shows the purpose of the model.
 
     Attributes:
-        inputs: one item, as the task's endpoint takes it.
-        label: a few words for it.
+        inputs: one item of a request to the task's endpoint.
+        label: short description of the example.
     """
 
     inputs: JsonValue
@@ -154,20 +154,19 @@ class Manifest(_Frozen):
     """The content of `manifest.json`.
 
     Attributes:
-        config: the keys of Hugging Face's `config.json`; `AlbertConfig.from_hf` reads them.
-        heads: by the name of their task; classifiers but the default one by `named_head`.
-        precision: the storage type of matrices; int8 ones are also multiplied in int8.
+        config: keys of Hugging Face's `config.json`; `AlbertConfig.from_hf` reads them.
+        heads: entries by the name of their task; additional classifiers by `named_head`.
+        precision: storage type of matrices; int8 matrices are also multiplied in int8.
         kept_fp32: parts that stay in fp32.
-        parity: the largest difference from torch, as a share of the largest value (of 1 where all
-            are smaller), of "encoder" and of each head.
-        cuda_precision: the type that the encoder computes in on CUDA.
-        cuda_parity: the same differences of the graphs for CUDA, emulated on a CPU; from torch with
-            the bundle's weights.
-        evaluation: results on held-out data, by name.
-        provenance: how the weights were trained and the bundle was written.
+        parity: largest difference from torch of "encoder" and of each head, relative to the largest
+            value, or to 1 if all values are smaller.
+        cuda_precision: type in which the encoder computes on CUDA.
+        cuda_parity: parity of the graphs for CUDA, emulated on a CPU, relative to torch with the
+            bundle's weights.
+        evaluation: metrics on held-out data, by name.
+        provenance: records of training and export.
         examples: inputs that the page at `/` shows, by task.
-        sentence_vectors: the form of embeddings where a request does not say it; None: the mean of
-            all tokens' vectors.
+        sentence_vectors: default form of embeddings; None for the mean of all tokens' vectors.
     """
 
     format_version: int = _FORMAT_VERSION
@@ -219,8 +218,8 @@ class Bundle:
     """A verified bundle; `Bundle.open` makes it.
 
     Attributes:
-        folder: the folder of its files.
-        config: the sizes of the model, from the manifest.
+        folder: folder of the bundle's files.
+        config: sizes of the model, from the manifest.
     """
 
     folder: Path
@@ -232,8 +231,8 @@ class Bundle:
         """Read the manifest and check every file against it.
 
         Args:
-            verify: "hash" reads every byte; "size" checks the files' sizes only, for a folder that
-                was verified before. The weights' shapes are checked either way.
+            verify: "hash" reads every byte; "size" checks only the files' sizes, for a folder that
+                was verified before. Both check the weights' shapes.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -264,15 +263,19 @@ class Bundle:
 
     @property
     def weights_file(self) -> Path:
-        """The one file that holds weights."""
+        """The only file with weights."""
         return self.folder / WEIGHTS_FILE
 
     def head_file(self, head: str) -> Path:
-        """Return the graph of a head of `Manifest.heads`; a KeyError if there is none."""
+        """Return the graph of a head of `Manifest.heads`.
+
+        Raises:
+            KeyError: the bundle does not have the head.
+        """
         return self.folder / self.manifest.heads[head].graph
 
     def cuda_head_file(self, head: str) -> Path:
-        """Return the same graph for CUDA, where it is not the one for CPUs."""
+        """Return the graph of a head for CUDA, which may be the graph for CPUs."""
         file = self.head_file(head).with_suffix(CUDA_SUFFIX)
         return file if file.name in self.manifest.files else self.head_file(head)
 
@@ -288,29 +291,36 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = json.loads(read_small_file(file, _MAX_MANIFEST_BYTES))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise _missing(file) from error
+        fault = (
+            f"is not a bundle: it has no {MANIFEST_FILE}" if folder.is_dir() else "does not exist"
+        )
+        raise BundleMissingError(
+            f"{folder} {fault}. Export a bundle with `albert-serve export CHECKPOINT {folder}`."
+        ) from error
     except OSError as error:
-        raise BundleMissingError(f"{file} cannot be read: {error}") from error
+        raise BundleMissingError(f"{file} cannot be read: {error}.") from error
     except (ValueError, RecursionError) as error:
         raise BundleCorruptError(
-            f"{file} is not JSON ({error}); export the bundle again"
+            f"{file} is not JSON ({error}). Export the bundle again."
         ) from error
     version = content.get("format_version") if isinstance(content, dict) else None
     if version not in (2, _FORMAT_VERSION):
         raise BundleError(
             f"{file} has format version {version!r}; this package reads 2 and {_FORMAT_VERSION}. "
-            "Install the package's version that wrote it, or export the checkpoint again"
+            "Install the package's version that wrote it, or export the checkpoint again."
         )
     try:
         manifest = Manifest.model_validate(_from_version_2(content) if version == 2 else content)
-        _ = manifest.revision  # it needs the whole manifest as JSON
+        _ = manifest.revision  # fails if a value cannot be written as JSON
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise BundleCorruptError(f"{file} is no manifest: {describe_faults(error)}") from error
+        raise BundleCorruptError(
+            f"{file} is not a manifest: {describe_faults(error)}. Export the bundle again."
+        ) from error
     return manifest
 
 
 def _from_version_2(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content with the heads of version 2, which has those of a task in its entry."""
+    """Return the content of version 2, whose entries of tasks contain heads, in version 3."""
     heads: dict[str, Any] = {}
     for task, entry in content["tasks"].items():
         quality = content.get("quality", {}).get(task)
@@ -329,28 +339,25 @@ def _check_references(manifest: Manifest) -> None:
     graphs = [entry.graph for entry in manifest.heads.values()]
     for name in (WEIGHTS_FILE, TOKENIZER_FILE, ENCODER_FILE, CUDA_ENCODER_FILE, *graphs):
         if name not in manifest.files:
-            raise BundleCorruptError(f"{MANIFEST_FILE} lists no file {name}; export again")
+            raise BundleCorruptError(
+                f"{MANIFEST_FILE} does not list the file {name}. Export the bundle again."
+            )
 
 
 def _check_file(file: Path, expected: FileEntry, verify: Verification) -> None:
     if not file.is_file():
-        raise _missing(file)
+        raise BundleMissingError(
+            f"{file} does not exist. Copy or export the complete bundle again."
+        )
     try:
         size = file.stat().st_size
-        got = sha256_of(file) if verify == "hash" and size == expected.size else None
+        sha256 = sha256_of(file) if verify == "hash" and size == expected.size else None
     except OSError as error:
-        raise BundleMissingError(f"{file} cannot be read: {error}") from error
-    differs = None
+        raise BundleMissingError(f"{file} cannot be read: {error}.") from error
+    difference = None
     if size != expected.size:
-        differs = f"{size} bytes; the manifest says {expected.size}"
-    elif got not in (None, expected.sha256):
-        differs = f"SHA-256 {got}; the manifest says {expected.sha256}"
-    if differs is not None:
-        raise BundleCorruptError(f"{file} has {differs}. Copy the bundle again, or export it again")
-
-
-def _missing(file: Path) -> BundleMissingError:
-    return BundleMissingError(
-        f"{file} is not there; copy the whole bundle, or write it again with "
-        "`albert-serve export CHECKPOINT_DIR BUNDLE_DIR`"
-    )
+        difference = f"{size} bytes; the manifest says {expected.size}"
+    elif sha256 not in (None, expected.sha256):
+        difference = f"SHA-256 {sha256}; the manifest says {expected.sha256}"
+    if difference is not None:
+        raise BundleCorruptError(f"{file} has {difference}. Copy or export the bundle again.")

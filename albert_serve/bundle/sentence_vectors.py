@@ -43,10 +43,10 @@ class SentenceVectors:
     """The form of the embeddings that a model was trained to give.
 
     Attributes:
-        pooling: the mean of all tokens' vectors with [CLS] and [SEP], the vector of [CLS], or the
-            largest number of all tokens in each dimension.
-        normalize: whether a vector is scaled to a length of 1.
-        max_length: the limit of tokens, [CLS] and [SEP] among them; None for all positions.
+        pooling: the mean of all tokens' vectors including [CLS] and [SEP], the vector of [CLS], or
+            the maximum over all tokens in each dimension.
+        normalize: whether a vector is scaled to length 1.
+        max_length: maximum tokens, including [CLS] and [SEP]; None for all positions.
     """
 
     pooling: SentencePooling = "mean"
@@ -56,23 +56,24 @@ class SentenceVectors:
     def __post_init__(self) -> None:
         if self.max_length is not None and self.max_length < _MIN_LENGTH:
             raise ConfigError(
-                f"max_length is {self.max_length}; [CLS], a token and [SEP] need {_MIN_LENGTH}"
+                f"max_length is {self.max_length}. Use at least {_MIN_LENGTH}, for [CLS], a token "
+                "and [SEP]."
             )
 
 
 class _Module(BaseModel):
-    # A plain name: the folder must not be left.
+    # A path must not leave the folder.
     path: str = Field(pattern=r"^(\w[\w.-]*)?$")
     type: str
 
     @property
     def kind(self) -> str:
-        """The name of a class of the library, the whole path of another."""
+        """The class name if the module is the library's, otherwise the complete type."""
         return self.type.rpartition(".")[2] if self.type.startswith(_LIBRARY) else self.type
 
 
 class _Keys(BaseModel):
-    """The keys that are read: of the library's files, the tokenizer's and the encoder's."""
+    """The supported keys in the files of the library, the tokenizer and the encoder."""
 
     default_prompt_name: str | None = None
     prompts: dict[str, str | None] = {}
@@ -84,7 +85,7 @@ class _Keys(BaseModel):
 
 
 def write_sentence_vectors(vectors: SentenceVectors, folder: Path, *, hidden_size: int) -> None:
-    """Add the files by which any version of `sentence-transformers` reads a checkpoint."""
+    """Write the files that any version of `sentence-transformers` needs to read a checkpoint."""
     paths = {"Transformer": "", "Pooling": _POOLING_FOLDER, "Normalize": "2_Normalize"}
     modes = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
     pooling = {f"{_MODE_KEY}_{key}": mode == vectors.pooling for key, mode in modes.items()}
@@ -104,7 +105,7 @@ def write_sentence_vectors(vectors: SentenceVectors, folder: Path, *, hidden_siz
 
 
 def encoder_folder(folder: Path) -> Path:
-    """Return the folder of a checkpoint's encoder: itself, or the subfolder of `modules.json`."""
+    """Return the folder of a checkpoint's encoder; `modules.json` may name a subfolder."""
     modules = _read(folder / MODULES_FILE, list[_Module], [])
     return folder / modules[0].path if modules else folder
 
@@ -114,22 +115,22 @@ def read_sentence_vectors(folder: Path) -> SentenceVectors | None:
     # A head of SetFit is a pickle file, which may run any code.
     if setfit := [name for name in _SETFIT_FILES if (folder / name).exists()]:
         raise ConfigError(
-            f"{folder} is a model of SetFit ({', '.join(setfit)}), whose classifier is not read "
-            f"here. Copy the folder without {' and '.join(_SETFIT_FILES)} to use its encoder; "
-            "`finetune` on the labelled texts gives it a classifier"
+            f"{folder} is a SetFit model ({', '.join(setfit)}), whose classifier is not supported. "
+            f"To use its encoder, copy the folder without {' and '.join(_SETFIT_FILES)}. To train "
+            "a classifier, run `finetune` on the labelled texts."
         )
     modules = _read(folder / MODULES_FILE, list[_Module], [])
     if not modules:
         return None
     _check_settings(folder / _SETTINGS_FILE)
     kinds = [module.kind for module in modules]
-    if kinds == ["Transformer"]:  # of a cross-encoder
+    if kinds == ["Transformer"]:  # a cross-encoder
         return None
     if kinds not in _MODULES:
         raise ConfigError(
-            f"{folder / MODULES_FILE} has the modules {', '.join(kinds)}; what is computed here is "
-            "Transformer, Pooling and, after them or not, Normalize. Without the file the model is "
-            "its Transformer alone"
+            f"{folder / MODULES_FILE} has the modules {', '.join(kinds)}; supported are "
+            "Transformer, Pooling and, optionally, Normalize. Remove the file to use the "
+            "Transformer alone."
         )
     return SentenceVectors(
         pooling=_read_pooling(folder / modules[1].path / "config.json"),
@@ -142,19 +143,19 @@ def _check_settings(file: Path) -> None:
     settings = _read(file, _Keys, _Keys())
     if settings.truncate_dim is not None:
         raise ConfigError(
-            f"{file} has truncate_dim {settings.truncate_dim}, and vectors are not shortened here: "
-            "set it to null, and take the first numbers of the vectors that you get"
+            f"{file} has truncate_dim {settings.truncate_dim}, which is not supported. Set it to "
+            "null, and use the first numbers of the resulting vectors."
         )
     if settings.prompts.get(settings.default_prompt_name or ""):
         raise ConfigError(
             f"{file} has a prompt before every text (default_prompt_name is "
-            f"{settings.default_prompt_name!r}), which is not added here: set it to null, and "
-            "write the prompt before the texts of your requests"
+            f"{settings.default_prompt_name!r}), which is not supported. Set it to null, and write "
+            "the prompt before the texts of your requests."
         )
 
 
 def _read_pooling(file: Path) -> SentencePooling:
-    """Return the one mode, which versions before 6 have as one of several booleans."""
+    """Return the pooling, which versions before 6 write as several booleans."""
     config = _read(file, dict[str, Any])
     modes = config.get(_MODE_KEY)
     if modes is None:
@@ -166,20 +167,20 @@ def _read_pooling(file: Path) -> SentencePooling:
         if modes in (pooling, [pooling]):
             return pooling
     raise ConfigError(
-        f"{file} asks for the pooling {modes}; those that are computed here are mean, cls and max"
+        f"{file} has the pooling {modes}, which is not supported. Use mean, cls or max."
     )
 
 
 def _read_max_length(encoder: Path) -> int | None:
-    """Return the limit of tokens, if it is less than the encoder's positions."""
+    """Return the maximum tokens, if they are less than the encoder's positions."""
     limit = None
     for file in encoder.glob("sentence_*_config.json"):
         config = _read(file, _Keys)
         limit = config.max_seq_length
         if config.do_lower_case:
             raise ConfigError(
-                f"{file} asks for do_lower_case: set it to false if tokenizer.json has lower case "
-                "by itself, as ALBERT's has"
+                f"{file} has do_lower_case, which is not supported. Set it to false if "
+                "tokenizer.json lower-cases texts itself, as ALBERT's does."
             )
     if limit is None:
         limit = _read(encoder / "tokenizer_config.json", _Keys, _Keys()).model_max_length
@@ -187,13 +188,13 @@ def _read_max_length(encoder: Path) -> int | None:
     return limit if limit is not None and limit < positions else None
 
 
-def _read(file: Path, form: type[_ContentT], default: _ContentT | None = None) -> _ContentT:
-    """Return the content of a JSON file, or the default if there is one and no file."""
+def _read(file: Path, kind: type[_ContentT], default: _ContentT | None = None) -> _ContentT:
+    """Return the content of a JSON file; if it does not exist, the default, if any."""
     if default is not None and not file.is_file():
         return default
     try:
-        return TypeAdapter(form).validate_json(read_small_file(file, _MAX_BYTES))
+        return TypeAdapter(kind).validate_json(read_small_file(file, _MAX_BYTES))
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
+        raise ConfigError(f"{file} cannot be read: {error}.") from error
     except ValueError as error:
-        raise ConfigError(f"{file} cannot be used: {describe_faults(error)}") from error
+        raise ConfigError(f"{file} is not valid: {describe_faults(error)}.") from error

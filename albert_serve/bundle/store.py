@@ -1,4 +1,4 @@
-"""BentoML's model store: the folder of a bundle that it holds, and the import of one."""
+"""BentoML's model store: finding bundles by tag, and importing them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from albert_serve.settings import store_tag
 
 
 def locate(bundle: Path) -> Path:
-    """Return the folder of a bundle, which may be named by its tag in the model store."""
+    """Return the folder of a bundle, given its folder or its tag in the model store."""
     tag = store_tag(bundle)
     if tag is None:
         return bundle
-    # BentoML is imported for a tag only: it is not needed to score a file or inspect a folder.
+    # BentoML is not needed to score a file or inspect a folder.
     import bentoml
     from bentoml.exceptions import BentoMLException
 
@@ -33,11 +33,11 @@ def import_bundle(folder: Path, tag: str | None = None) -> str:
     """Copy a bundle into the model store.
 
     Args:
-        tag: NAME or NAME:VERSION; by default the folder's name. The default version is the
-            bundle's revision.
+        tag: NAME or NAME:VERSION (default: the folder's name). The default version is the bundle's
+            revision.
 
     Returns:
-        NAME:VERSION.
+        The complete tag, NAME:VERSION.
     """
     import bentoml
     from bentoml.exceptions import BentoMLException
@@ -45,7 +45,7 @@ def import_bundle(folder: Path, tag: str | None = None) -> str:
     bundle = Bundle.open(folder)
     manifest = bundle.manifest
     name, _, version = (tag or Path(os.path.abspath(folder)).name).partition(":")
-    # BentoML would make a folder in place of its file `latest`, which names the last version.
+    # BentoML would replace its file `latest`, which names the last version, with a folder.
     tag = f"{name}:{manifest.revision if version in ('', 'latest') else version}"
     labels = {"precision": manifest.precision, "tasks": ",".join(manifest.tasks)}
     try:

@@ -27,12 +27,12 @@ TaskName = Literal[
 Shape = tuple[int, ...]
 CLASSIFICATION: Final[TaskName] = "text-classification"
 TOKENS: Final[TaskName] = "token-classification"
-# The name of a classifier; its head is `text-classification/NAME`, and file names have it.
+# A classifier has this name; its head is `text-classification/NAME`, and file names contain it.
 HEAD_NAME: Final = "[a-z0-9][a-z0-9_-]{0,63}"
 WORDS: Final = "albert.embeddings.word_embeddings.weight"
-# The suffix of the name of an int8 matrix's scales, one for each output.
+# The scales of an int8 matrix, one per output, have its name with this suffix.
 SCALE_SUFFIX: Final = "_scale"
-# That of the factors of its inputs, where rows are smoothed before they are quantised.
+# The factors of its inputs have this suffix, if rows are smoothed before they are quantised.
 SMOOTHING_SUFFIX: Final = "_smoothing_scale"
 # 100,000 tensors; the safetensors library reads six times as much.
 _MAX_HEADER_BYTES: Final = 16 << 20
@@ -43,18 +43,18 @@ _DTYPE_BYTES: Final[dict[str, int]] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2,
     "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
 }  # fmt: skip
-# `transformers` gives the head of sentence order as many outputs as the classifier has labels. Only
+# `transformers` gives the sentence-order head as many outputs as the classifier has labels. Only
 # the first two are used.
 _ORDER_HEAD: Final = "sop_classifier.classifier."
 NUM_ORDERS: Final = 2
-# The linear map that ends a task's head; fill-mask's is tied and has a table of its own.
+# A task's head ends in this linear map. The output of fill-mask is tied to the embeddings.
 OUTPUT_LAYERS: Final[dict[str, str]] = {
     "text-classification": "classifier",
     "question-answering": "qa_outputs",
     "sentence-order": "sop_classifier.classifier",
     "token-classification": "classifier",
 }
-# Tasks whose heads read rows as they are, without the pooler.
+# The heads of these tasks read rows without the pooler.
 UNPOOLED_TASKS: Final[tuple[TaskName, ...]] = (
     "fill-mask",
     "question-answering",
@@ -68,8 +68,9 @@ class StoredTensor:
 
     Attributes:
         dtype: safetensors' name of the type, such as "F32".
-        offset: bytes from the beginning of the file.
-        num_bytes: its size.
+        shape: sizes of the dimensions.
+        offset: position of the first byte in the file.
+        num_bytes: size in bytes.
     """
 
     dtype: str
@@ -79,7 +80,7 @@ class StoredTensor:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """The tensors of a safetensors file by name, of a head of sentence order the used outputs."""
+    """Return the tensors of a safetensors file by name, without unused outputs."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
@@ -105,7 +106,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
 
 
 def used_shape(name: str, shape: Shape) -> Shape:
-    """The shape of the rows of a stored weight that are used."""
+    """Return the shape of the used rows of a stored weight."""
     is_padded = name.startswith(_ORDER_HEAD) and shape[:1] > (NUM_ORDERS,)
     return (NUM_ORDERS, *shape[1:]) if is_padded else shape
 
@@ -118,12 +119,12 @@ def _used_rows(name: str, tensor: StoredTensor) -> StoredTensor:
 
 
 def is_task(head: str) -> TypeGuard[TaskName]:
-    """Whether a head is called as its task: the only one of the task, or the default one."""
+    """Whether a head has the name of its task: the task's only head, or its default head."""
     return head in get_args(TaskName)
 
 
 def named_head(name: str) -> str:
-    """Return the head of a text classifier of this name, unless it is the default one."""
+    """Return the head of the additional text classifier of this name."""
     return f"{CLASSIFICATION}/{name}"
 
 
@@ -133,21 +134,21 @@ def task_of(head: str) -> str:
 
 
 def name_of(head: str) -> str:
-    """Return the name in a head that `named_head` made; empty for other heads."""
+    """Return the name of an additional text classifier's head; empty for other heads."""
     return head.partition("/")[2]
 
 
 def output_layer(head: str) -> str:
-    """The prefix of the weights of the linear map that ends a head, but of fill-mask's."""
+    """Return the prefix of the weights of a head's last linear map, except for fill-mask."""
     name = name_of(head)
     return f"heads.{name}.classifier" if name else OUTPUT_LAYERS[head]
 
 
 def expected_shapes(config: AlbertConfig, heads: Mapping[str, int]) -> dict[str, Shape]:
-    """The shape of every weight that the backbone and the heads need, by name.
+    """Return the shape of every weight that the backbone and the heads need, by name.
 
     Args:
-        heads: the number of outputs of each: a task's name, or `named_head`.
+        heads: number of outputs by head: a task's name, or `named_head`.
     """
     shapes = _embedding_shapes(config)
     attentions, ffns = zip(*config.layer_plan, strict=True)
@@ -161,7 +162,7 @@ def expected_shapes(config: AlbertConfig, heads: Mapping[str, int]) -> dict[str,
 
 
 def _head_shapes(config: AlbertConfig, head: str, num_outputs: int) -> dict[str, Shape]:
-    """The shapes of the weights of one head, the pooler among them where it has one."""
+    """Return the shapes of the weights of one head, including its pooler if it has one."""
     h, e = config.hidden_size, config.embedding_size
     if head == "fill-mask":
         return (
@@ -174,34 +175,35 @@ def _head_shapes(config: AlbertConfig, head: str, num_outputs: int) -> dict[str,
 
 
 def layer_name(block: int, config: AlbertConfig) -> str:
-    """The prefix of the weights of a block of `AlbertConfig.layer_plan`."""
+    """Return the prefix of the weights of a block of `AlbertConfig.layer_plan`."""
     group, inner = divmod(block, config.num_inner_layers)
     return f"albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}"
 
 
 def stored_name(name: str, stored: Mapping[str, object]) -> str:
-    """The name in the file: a bare `AlbertModel` is saved without the prefix `albert.`."""
-    bare = name.removeprefix("albert.")
-    return bare if bare in stored and name not in stored else name
+    """Return the name in the file; a bare `AlbertModel` is saved without the prefix `albert.`."""
+    bare_name = name.removeprefix("albert.")
+    return bare_name if bare_name in stored and name not in stored else name
 
 
 def check_shapes(stored: Mapping[str, StoredTensor], expected: Mapping[str, Shape]) -> None:
-    """See that each expected weight is stored, in the expected shape and in a form we read.
+    """Check that each expected weight is stored, with the expected shape and a supported type.
 
-    Vectors are fp32. Matrices are fp32 or fp16 as torch has them, [out, in], or int8 the other way
-    round, [in, out], with one fp32 scale for each output beside them, and perhaps a factor for each
-    input.
+    Vectors are fp32. Matrices are fp32 or fp16 of shape [out, in], as in torch, or int8 of shape
+    [in, out]. An int8 matrix has one fp32 scale per output, and may have one factor per input.
     """
     for name, shape in expected.items():
         tensor = stored.get(stored_name(name, stored))
         if tensor is None:
-            raise BundleCorruptError(f"the weights have no {name}, which the config asks for")
+            raise BundleCorruptError(f"The weights have no {name}, which the config requires.")
         _check_type(name, tensor, shape)
         _check_shape(name, tensor.shape, shape[::-1] if tensor.dtype == "I8" else shape)
         if tensor.dtype == "I8":
             scale = stored.get(stored_name(name, stored) + SCALE_SUFFIX)
             if scale is None or scale.dtype != "F32":
-                raise BundleCorruptError(f"the int8 weight {name} has no F32 {SCALE_SUFFIX} beside")
+                raise BundleCorruptError(
+                    f"The int8 weight {name} has no F32 tensor {name}{SCALE_SUFFIX}."
+                )
             _check_shape(name + SCALE_SUFFIX, scale.shape, shape[:1])
 
 
@@ -209,14 +211,14 @@ def _check_type(name: str, tensor: StoredTensor, shape: Shape) -> None:
     allowed = ("F32", "F16", "I8") if len(shape) == 2 else ("F32",)
     if tensor.dtype not in allowed:
         raise BundleCorruptError(
-            f"the weight {name} is {tensor.dtype}; only {', '.join(allowed)} can be read"
+            f"The weight {name} is {tensor.dtype}; only {', '.join(allowed)} can be read."
         )
 
 
-def _check_shape(name: str, got: Shape, expected: Shape) -> None:
-    if got != expected:
+def _check_shape(name: str, shape: Shape, expected: Shape) -> None:
+    if shape != expected:
         raise BundleCorruptError(
-            f"the weight {name} has shape {got}; the config asks for {expected}"
+            f"The weight {name} has shape {shape}; the config requires {expected}."
         )
 
 
@@ -230,7 +232,7 @@ def _stored_tensor(entry: dict[str, Any], data_start: int) -> StoredTensor:
             f"a tensor has {len(shape)} dimensions; at most {_MAX_DIMENSIONS} are read"
         )
     if not all(type(size) is int and 0 <= size <= _MAX_SIZE for size in shape):
-        raise ValueError("a size in a shape is no whole number that a file can hold")
+        raise ValueError(f"a size in a shape is not a whole number up to {_MAX_SIZE}")
     if end - begin != math.prod(shape) * _DTYPE_BYTES[entry["dtype"]] or begin < 0:
         raise ValueError(f"bytes {begin} to {end} do not fit shape {shape} of {entry['dtype']}")
     return StoredTensor(
@@ -239,7 +241,7 @@ def _stored_tensor(entry: dict[str, Any], data_start: int) -> StoredTensor:
 
 
 def _damaged(file: Path, reason: str) -> BundleCorruptError:
-    return BundleCorruptError(f"{file} is damaged: {reason}; copy or download it again")
+    return BundleCorruptError(f"{file} is damaged: {reason}. Copy or download it again.")
 
 
 def _linear(name: str, num_out: int, num_in: int) -> dict[str, Shape]:

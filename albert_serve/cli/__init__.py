@@ -15,9 +15,9 @@ from albert_serve import __version__
 from albert_serve.errors import AlbertServeError, ConfigError, how_to_install
 from albert_serve.terminal import make_parser, prepare_output, print_error
 
-# By name: the module of a command, which is imported when it is called, and the command's purpose.
+# Maps a command's name to its module, which is imported when needed, and its purpose.
 _Commands: TypeAlias = Mapping[str, tuple[str, str]]
-# The module has `NAME_parser`.
+# The module of each command has a function `NAME_parser`.
 _SERVING: Final[_Commands] = MappingProxyType(
     {
         "serve": ("albert_serve.cli.serve", "answer requests over HTTP"),
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(error)
         return error.exit_status if isinstance(error, AlbertServeError) else 1
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("Interrupted.", file=sys.stderr)
         return _INTERRUPTED
     _overview(training).parse_args(words)
     return 0
@@ -80,24 +80,24 @@ def _load(name: str, commands: _Commands, extra: str) -> Any:
         return import_module(commands[name][0])
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{error.name} is not installed, which `albert-serve {name}` needs: "
-            f"{how_to_install(extra)}"
+            f"`albert-serve {name}` needs {error.name}, which is not installed. Run "
+            f"{how_to_install(extra)}."
         ) from error
 
 
 def _training_commands() -> _Commands:
-    tables = [each.load() for each in entry_points(group=_GROUP)]
+    tables = [entry_point.load() for entry_point in entry_points(group=_GROUP)]
     return {name: command for table in tables for name, command in table.items()}
 
 
 def _overview(training: _Commands) -> argparse.ArgumentParser:
-    """Return the parser of a line without a command that is known."""
+    """Return the parser of a command line without a valid command."""
     groups = {"serving": _SERVING, "training and export": training}
-    shown = ["ALBERT from raw text to production."]
+    description = ["ALBERT from raw text to production."]
     for title, commands in groups.items():
         lines = (f"  {name:<12} {purpose}" for name, (_, purpose) in commands.items())
-        shown += [f"\n{title}:", *lines]
-    parser = make_parser("albert-serve", "\n".join(shown), _EXAMPLES)
+        description += [f"\n{title}:", *lines]
+    parser = make_parser("albert-serve", "\n".join(description), _EXAMPLES)
     parser.usage = "albert-serve [-h] [--version] COMMAND ..."
     parser.add_argument("--version", action="version", version=f"albert-serve {__version__}")
     names = (*_SERVING, *training)

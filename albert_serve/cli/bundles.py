@@ -1,4 +1,4 @@
-"""`albert-serve info | import`: a bundle, described or stored."""
+"""`albert-serve info | import`: describe a bundle, or import it into BentoML's store."""
 
 from __future__ import annotations
 
@@ -65,5 +65,8 @@ def _info(options: argparse.Namespace) -> int:
 def _import(options: argparse.Namespace) -> int:
     check_home()
     tag = import_bundle(find_bundle(options.bundle, exports=False), options.tag)
-    print(f"{tag} is in BentoML's model store; albert-serve serve --bundle {STORE_PREFIX}{tag}")
+    print(
+        f"{tag} is in BentoML's model store. Serve it with albert-serve serve --bundle "
+        f"{STORE_PREFIX}{tag}."
+    )
     return 0

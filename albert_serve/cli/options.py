@@ -1,4 +1,4 @@
-"""The options that several commands share, and the settings that they make."""
+"""The options that several commands share, and the settings from them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def chosen(options: argparse.Namespace) -> dict[str, str]:
     models = getattr(options, "models", None)
     precision = getattr(options, "precision", None)
     if precision is not None and not options.bundle:
-        raise ConfigError("--precision is for a checkpoint; name it with --bundle")
+        raise ConfigError("--precision requires a checkpoint. Pass it with --bundle.")
     # An option replaces both variables.
     sources = (
         {
@@ -77,14 +77,14 @@ def chosen(options: argparse.Namespace) -> dict[str, str]:
 def one_bundle(settings: Settings) -> Bundle:
     """Open the one bundle that the settings name."""
     if settings.bundle is None:
-        raise ConfigError(f"{MODELS_VARIABLE} names several models; name one bundle")
+        raise ConfigError(f"{MODELS_VARIABLE} has several models. Pass one bundle with --bundle.")
     return Bundle.open(locate(settings.bundle))
 
 
 def check_home() -> None:
-    """See that BentoML can write to its folder; it fails with a traceback if not."""
-    named = os.environ.get("BENTOML_HOME", "~/bentoml")
-    home = Path(os.path.expanduser(os.path.expandvars(named)))
+    """Check that BentoML can write to its folder; otherwise, it would print a traceback."""
+    value = os.environ.get("BENTOML_HOME", "~/bentoml")
+    home = Path(os.path.expanduser(os.path.expandvars(value)))
     try:
         if home.parts[0] == "~":
             raise FileNotFoundError(errno.ENOENT, "this user has no home folder")
@@ -93,6 +93,6 @@ def check_home() -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"BentoML cannot write to its folder {home}: {error.strerror}; set BENTOML_HOME to a "
-            "folder that can be written to"
+            f"BentoML cannot write to its folder {home}: {error.strerror}. Set BENTOML_HOME to a "
+            "writable folder."
         ) from error

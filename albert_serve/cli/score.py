@@ -92,7 +92,7 @@ def _add_columns(group: argparse._ArgumentGroup) -> None:
         type=_column,
         default=[],
         metavar="FIELD=COLUMN",
-        help="column that holds a field of the task, such as text=review",
+        help="column with a field of the task, such as text=review",
     )
     group.add_argument(
         "--keep",
@@ -193,7 +193,7 @@ def _score(options: argparse.Namespace) -> int:
     try:
         import pyarrow  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ConfigError(f"score needs pyarrow: {how_to_install('score')}") from error
+        raise ConfigError(f"score needs pyarrow. Run {how_to_install('score')}.") from error
     from albert_serve.scoring.job import is_stdout, output_path, score_files
     from albert_serve.scoring.local import LocalScorer
 
@@ -211,7 +211,7 @@ def _score(options: argparse.Namespace) -> int:
     print(f"{output}: {summary}", *summary.long_texts(), sep="\n", file=stream)
     if summary.num_errors and summary.num_errors == summary.num_rows:
         raise InvalidInputError(
-            f"no row of {', '.join(options.inputs)} was answered; the first error: "
+            f"No row of {', '.join(options.inputs)} was answered. The first error: "
             f"{summary.first_error}"
         )
     return 0
@@ -223,17 +223,18 @@ def read_score_options(options: argparse.Namespace) -> ScoreOptions:
     values["columns"] = dict(options.columns)
     if options.head is not None:
         if options.task != CLASSIFICATION:
-            raise ConfigError(f"--head is of {CLASSIFICATION}, not of {options.task}")
-        also = options.parameters.get("head", options.head)
-        if also != options.head:
+            raise ConfigError(f"--head requires --task {CLASSIFICATION}, not {options.task}.")
+        other_head = options.parameters.get("head", options.head)
+        if other_head != options.head:
             raise ConfigError(
-                f"--head is {options.head} and --parameters has head {also!r}; name one of them"
+                f"--head is {options.head}, but --parameters has head {other_head!r}. Pass one of "
+                "them."
             )
         values["parameters"] = {**options.parameters, "head": options.head}
     if options.all_scores:
         if options.task != CLASSIFICATION or "top_k" in options.parameters:
             raise ConfigError(
-                f"--all-scores is of {CLASSIFICATION}, and in place of top_k in --parameters"
+                f"--all-scores requires --task {CLASSIFICATION}, without top_k in --parameters."
             )
         values["parameters"] = {**values["parameters"], "top_k": None}
     return ScoreOptions(**values)
@@ -250,9 +251,9 @@ def _summary_file(options: argparse.Namespace) -> Iterator[Callable[[dict[str, A
 
     check_local(file)
     if file.is_dir():
-        raise ConfigError(f"--summary {file} is a folder; it must be a file")
+        raise ConfigError(f"--summary {file} is a folder. Pass a file.")
     if file.resolve() in {Path(name).resolve() for name in (*options.inputs, options.output)}:
-        raise ConfigError(f"--summary {file} is also an input or the output; name another file")
+        raise ConfigError(f"--summary {file} is also an input or the output. Pass another file.")
     file = file.resolve()  # the file behind a link, which stays
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -265,7 +266,7 @@ def _summary_file(options: argparse.Namespace) -> Iterator[Callable[[dict[str, A
     try:
         yield write
     except LockedOutputError:
-        raise  # the summary is the other job's
+        raise  # the other job writes the summary
     except (AlbertServeError, OSError) as error:
         status = "stopped" if isinstance(error, StoppedError) else "failed"
         with suppress(OutputError):
@@ -275,9 +276,9 @@ def _summary_file(options: argparse.Namespace) -> Iterator[Callable[[dict[str, A
 
 @contextmanager
 def _signals(output: Path) -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether SIGTERM came; a second SIGTERM ends the process.
+    """Yield a function that reports whether SIGTERM came; a second SIGTERM ends the process.
 
-    If a reader closes the standard output, as `head` does, the process ends without a message.
+    If a reader closes the standard output, like `head`, the process ends without a message.
     """
     from albert_serve.scoring.job import is_stdout
 
@@ -286,16 +287,16 @@ def _signals(output: Path) -> Iterator[Callable[[], bool]]:
     def stop(number: int, frame: Any) -> None:
         terminated.set()
         signal.signal(number, signal.SIG_DFL)
-        print("stopping after this part; a second SIGTERM ends at once", file=sys.stderr)
+        print("Stopping after this part. A second SIGTERM stops immediately.", file=sys.stderr)
 
     if threading.current_thread() is not threading.main_thread():
         yield terminated.is_set
         return
-    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
+    previous_handlers = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
     if is_stdout(output):
-        before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        previous_handlers[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         yield terminated.is_set
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

@@ -78,20 +78,20 @@ def _serve(options: argparse.Namespace) -> int:
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((options.host, options.port))
-            host, port, *_ = probe.getsockname()  # BentoML takes no name
+            host, port, *_ = probe.getsockname()  # BentoML does not accept a host name
     except (OSError, OverflowError) as error:  # BentoML would print a traceback
         reason = str(error).removesuffix(".")
         raise ConfigError(
-            f"cannot listen on port {options.port} of {options.host}: {reason}. Choose others with "
-            "--port and --host."
+            f"Cannot listen on port {options.port} of {options.host}: {reason}. Choose another "
+            "port or address with --port and --host."
         ) from error
     if os.path.expanduser("~") == "~" and "BENTOML_HOME" not in os.environ:
-        # This user has no home folder. BentoML would make one that is called `~`.
+        # This user has no home folder. BentoML would create a folder named `~`.
         os.environ["BENTOML_HOME"] = tempfile.mkdtemp(prefix="bentoml-")
     check_home()
     command = [sys.executable, "-m", "bentoml", "serve", _SERVICE]
     command += ["--timeout-keep-alive", str(_KEEP_ALIVE_S)]
-    # In this process's place, so that signals reach the server and its status is ours.
+    # The server replaces this process, so signals reach it and its status is returned.
     os.execvpe(
         sys.executable,
         [*command, "--host", host, "--port", str(port)],

@@ -218,7 +218,7 @@ def collect_rows(
     for row in rows:
         if row.error is not None:
             batch.errors[len(batch.values)] = row.error
-        batch.locations.append(row.place)
+        batch.locations.append(row.location)
         batch.values.append(row.values)
         batch.position = num_bytes_before + row.position
         num_bytes += _size(row.values)

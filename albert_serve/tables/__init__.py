@@ -1,8 +1,8 @@
 """Data files: their formats, rows and columns, for training and for scoring.
 
-The standard library reads lines, one row at a time, so that a bad row is the error of one row.
-pyarrow's readers of CSV and JSON stop at a row with another number of fields, with values of
-another type than before, or with bytes that are not UTF-8. pyarrow reads Parquet and Zstandard.
+The standard library reads CSV, TSV and JSONL row by row, so an invalid row is an error of this row
+only. pyarrow's readers of CSV and JSON stop at a row with a different number of fields, with values
+of a different type, or with bytes that are not UTF-8. pyarrow reads Parquet and Zstandard.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ def read_rows(
     file: Path,
     kind: TableType,
     options: ReadOptions = _DEFAULTS,
-    before: str | None = None,
+    prefix: str | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of a file; a row that cannot be read has an error.
 
     Args:
-        before: precedes the line or row in places; None for the file.
+        prefix: text before the line or row in locations (default: the file).
     """
-    for row in read_unchecked(file, kind, options, before):
+    for row in read_unchecked(file, kind, options, prefix):
         yield row if kind.is_columnar else check_characters(row)
 
 
 def read_unchecked(
-    file: Path, kind: TableType, options: ReadOptions = _DEFAULTS, before: str | None = None
+    file: Path, kind: TableType, options: ReadOptions = _DEFAULTS, prefix: str | None = None
 ) -> Iterator[Row]:
-    """Yield the rows of a file, as `read_rows`, but texts may hold lone surrogates."""
-    before = f"{file}, " if before is None else before
+    """Yield the rows of a file like `read_rows`; texts may contain lone surrogates."""
+    prefix = f"{file}, " if prefix is None else prefix
     if kind.is_columnar:
-        yield from columnar.read_rows(file, kind, before=before)
+        yield from columnar.read_rows(file, kind, prefix=prefix)
         return
     with open_lines(file, kind.compression) as lines:
         if kind.format == "jsonl":
-            rows = jsonl.read_rows(lines, before, is_strict=options.is_strict)
+            rows = jsonl.read_rows(lines, prefix, is_strict=options.is_strict)
         else:
-            rows = delimited.open_table(file, lines, kind.format, options).rows(before)
+            rows = delimited.open_table(file, lines, kind.format, options).rows(prefix)
         for row in rows:
             yield row._replace(position=lines.position())

@@ -1,4 +1,4 @@
-"""Columns on disk: Parquet, and the Arrow files that `datasets` saves."""
+"""Columnar files: Parquet, and the Arrow files that `datasets` saves."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from albert_serve.tables.formats import (
 from albert_serve.tables.rows import Row, check_names
 
 _PURPOSE: Final = "Arrow"
-# Of a column of Parquet, so that row groups may have any size.
+# A column of Parquet is read in parts of this size, so that row groups may have any size.
 _PARQUET_READ_BYTES: Final = 1 << 20
-# Of an Arrow file that can be read from its end; `datasets` writes streams.
+# An Arrow file that can be read from its end begins with this; `datasets` writes streams.
 _FILE_MAGIC: Final = b"ARROW1"
-# Beside the data in a folder that `datasets` saves.
+# A folder that `datasets` saves contains these files next to the data.
 _METADATA_FILES: Final = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
 
 
@@ -34,10 +34,10 @@ def is_dataset_metadata(file: Path) -> bool:
 
 
 def read_schema(path: Path, kind: TableType) -> tuple[Any, int]:
-    """Return the schema of a file, of pyarrow, and the number of its rows."""
+    """Return pyarrow's schema of a file, and its number of rows."""
     if is_stream(path):
-        form = kind.format.title()
-        raise InvalidInputError(f"{form} cannot be read from a pipe; write {path} to a file")
+        name = kind.format.title()
+        raise InvalidInputError(f"{name} cannot be read from a pipe. Write {path} to a file.")
     if kind.format == "parquet":
         with _errors(path):
             metadata = _parquet(path).read_metadata(path)
@@ -55,13 +55,15 @@ def read_columns(
     max_bytes: int = 4 << 20,
     num_skipped: int = 0,
 ) -> Iterator[tuple[int, float, Any]]:
-    """Yield record batches of pyarrow, within about the limits whatever the size of row groups.
+    """Yield record batches of pyarrow of limited size, whatever the size of row groups.
 
-    Each comes with the number of rows before it, and the share of the file that ends with it.
+    Each comes with the number of rows before it, and the fraction of the file up to its end.
 
     Args:
-        columns: those that are read; None for all.
-        num_skipped: the rows that are passed over.
+        columns: names of the columns to read; None for all.
+        max_rows: maximum rows of a batch.
+        max_bytes: approximate maximum size of a batch.
+        num_skipped: number of rows to skip.
     """
     if kind.format == "parquet":
         yield from _parquet_batches(path, columns, max_rows, max_bytes, num_skipped)
@@ -69,8 +71,8 @@ def read_columns(
     _, num_rows = read_schema(path, kind)
     number = 0
     with _arrow_batches(path) as (_, batches):
-        for whole in batches:
-            batch = whole if columns is None else whole.select(list(columns))
+        for full_batch in batches:
+            batch = full_batch if columns is None else full_batch.select(list(columns))
             step = max(1, min(max_rows, max_bytes * batch.num_rows // max(1, batch.nbytes)))
             for start in range(max(0, num_skipped - number), batch.num_rows, step):
                 rows = batch.slice(start, step)
@@ -79,28 +81,28 @@ def read_columns(
 
 
 def read_rows(
-    path: Path, kind: TableType, columns: Sequence[str] | None = None, *, before: str
+    path: Path, kind: TableType, columns: Sequence[str] | None = None, *, prefix: str
 ) -> Iterator[Row]:
     """Yield the rows of a file.
 
     Args:
-        columns: those that are read; None for all.
-        before: precedes the row in places.
+        columns: names of the columns to read; None for all.
+        prefix: text before the row in locations.
     """
     schema, _ = read_schema(path, kind)
     check_names(path, schema.names)
-    classes, size, header = class_names(schema), path.stat().st_size, f"{before}the schema"
-    for start, share, batch in read_columns(path, kind, columns):
+    classes, size, header = class_names(schema), path.stat().st_size, f"{prefix}the schema"
+    for start, fraction, batch in read_columns(path, kind, columns):
         for number, values in enumerate(plain_rows(batch), start=start + 1):
-            place = f"{before}row {number}"
-            yield Row(place, values, None, header, classes, round(share * size))
+            location = f"{prefix}row {number}"
+            yield Row(location, values, None, header, classes, round(fraction * size))
 
 
 def plain_rows(batch: Any) -> list[dict[str, Any]]:
-    """Return the rows of a record batch of pyarrow as values of Python.
+    """Return the rows of a record batch of pyarrow as Python values.
 
-    Columns of times in nanoseconds, which Python lacks, are text with nine decimals, whatever the
-    value: 1970-01-01T00:00:00.000001000.
+    Python has no times in nanoseconds, so their columns become text with nine decimals, such as
+    1970-01-01T00:00:00.000001000.
     """
     pa = import_pyarrow("pyarrow", _PURPOSE)
     for index, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
@@ -108,21 +110,21 @@ def plain_rows(batch: Any) -> list[dict[str, Any]]:
             batch = batch.set_column(index, name, _time_texts(column))
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
-    except ValueError as error:  # text raises a UnicodeDecodeError
+    except ValueError as error:  # a UnicodeDecodeError for text
         raise InvalidInputError(
-            f"the columns {', '.join(batch.schema.names)} hold a value that cannot be read "
-            f"({first_line(error)}); is the file damaged?"
+            f"A value in the columns {', '.join(batch.schema.names)} cannot be read "
+            f"({first_line(error)}). Check that the file is complete."
         ) from error
     return rows
 
 
 def _time_texts(column: Any) -> Any:
     pa = import_pyarrow("pyarrow", _PURPOSE)
-    if pa.types.is_duration(column.type):  # as pyarrow has them
+    if pa.types.is_duration(column.type):  # keeps pyarrow's format
         return column
     pc = import_pyarrow("pyarrow.compute", _PURPOSE)
     text = pc.replace_substring(column.cast(pa.string()), " ", "T")
-    # Arrow writes +0100 for +01:00
+    # Arrow writes +0100 for +01:00.
     return pc.replace_substring_regex(text, r"([+-]\d\d)(\d\d)$", r"\1:\2")
 
 
@@ -135,21 +137,21 @@ def _parquet_batches(
             path,
             pre_buffer=False,
             buffer_size=_PARQUET_READ_BYTES,
-            page_checksum_verification=True,  # of files that have checksums
+            page_checksum_verification=True,  # if the file has checksums
         ) as file,
     ):
         number = 0
         for group in range(file.num_row_groups):
-            about = file.metadata.row_group(group)
-            if number + about.num_rows <= num_skipped:
-                number += about.num_rows
+            metadata = file.metadata.row_group(group)
+            if number + metadata.num_rows <= num_skipped:
+                number += metadata.num_rows
                 continue
-            num_fitting = max_bytes * about.num_rows // max(1, about.total_byte_size)
+            num_fitting = max_bytes * metadata.num_rows // max(1, metadata.total_byte_size)
             for batch in file.iter_batches(
                 min(max(1, num_fitting), max_rows),
                 row_groups=[group],
                 columns=columns,
-                # Each of Arrow's threads would keep memory that others have freed.
+                # Each of Arrow's threads would keep memory that other threads have freed.
                 use_threads=False,
             ):
                 start = max(0, num_skipped - number)
@@ -196,17 +198,17 @@ def class_names(schema: Any) -> dict[str, list[str]]:
     """Return the names of the classes 0, 1, ... of columns that `datasets` wrote with names.
 
     Args:
-        schema: of pyarrow.
+        schema: schema of pyarrow.
     """
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {name: names for name, each in features.items() if (names := _names_of(each))}
-    except (KeyError, TypeError, AttributeError, ValueError):  # none, or not of `datasets`
+        return {name: names for name, feature in features.items() if (names := _names_of(feature))}
+    except (KeyError, TypeError, AttributeError, ValueError):  # `datasets` did not write the file
         return {}
 
 
 def _names_of(feature: Mapping[str, Any]) -> list[str]:
-    """Return the names of a ClassLabel, or of a list of them; none of another feature."""
+    """Return the names of a ClassLabel, or of a list of ClassLabels; empty for other features."""
     inner = feature.get("feature", feature)
     if not isinstance(inner, dict) or inner.get("_type") != "ClassLabel":
         return []

@@ -1,4 +1,4 @@
-"""Names of columns: the usual ones of texts and labels, and the search for one."""
+"""Names of columns: usual names of texts and labels, and the search for a column."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final, TypeAlias
 
 from albert_serve.errors import InvalidInputError
 
-# Columns of a text, and of a second one where there may be one.
+# The column of a text, and of its second text if there may be one.
 TextColumns: TypeAlias = tuple[str, str | None]
 
-# The first that a file has are taken: GLUE's (QNLI before the others, since its second column is
-# also the name of a single text), SICK's and MRPC's.
+# The first pair of columns that a file has is used: GLUE's, SICK's and MRPC's. QNLI's is before the
+# others of GLUE, because its second column is also the name of a single text.
 PAIRS: Final[Sequence[TextColumns]] = (
     ("text", "text_pair"),
     ("question", "sentence"),
@@ -26,9 +26,9 @@ SINGLES: Final[Sequence[TextColumns]] = tuple(
 )
 LABELS: Final = (
     *("label", "category", "labels", "score"),
-    *("gold_label", "Quality", "is_duplicate"),  # of files of GLUE
+    *("gold_label", "Quality", "is_duplicate"),  # GLUE
 )
-# Of the context and the question: RACE's and others', SWAG's, COPA's, HellaSwag's.
+# Contexts and questions have these columns in RACE, SWAG, COPA, HellaSwag and others.
 CONTEXTS: Final[Sequence[TextColumns]] = (
     *(("context", "question"), ("context", None)),
     *(("article", "question"), ("article", None)),
@@ -38,7 +38,7 @@ CONTEXTS: Final[Sequence[TextColumns]] = (
     *(("ctx_a", "ctx_b"), ("ctx_a", None)),
     *(("prompt", None), ("question", None), ("question_stem", None), ("text", None)),
 )
-# Of texts that belong together, perhaps with one that does not, or are as alike as a score says.
+# Similar texts have these columns, perhaps with a dissimilar text or a score of similarity.
 SIMILAR: Final[Sequence[tuple[str, ...]]] = (
     *(("anchor", "positive", "negative"), ("anchor", "positive")),
     *(("sentence1", "sentence2"), ("sentence_A", "sentence_B")),
@@ -51,43 +51,44 @@ CHOICES: Final = ("choices", "options", "endings")
 
 
 def find_column(
-    names: Collection[str], known: Sequence[str], named: str | None = None
+    names: Collection[str], usual_names: Sequence[str], requested: str | None = None
 ) -> str | None:
-    """Return the first of the known columns that there is; or the named one, if there is."""
-    wanted = known if named is None else (named,)
-    return next((name for each in wanted if (name := find_name(names, each)) is not None), None)
+    """Return the requested column, or else the first usual column; None if it does not exist."""
+    candidates = usual_names if requested is None else (requested,)
+    matches = (find_name(names, candidate) for candidate in candidates)
+    return next((match for match in matches if match is not None), None)
 
 
 def find_texts(
     names: Collection[str],
-    known: Sequence[TextColumns],
+    usual_names: Sequence[TextColumns],
     text: str | None = None,
     pair: str | None = None,
 ) -> TextColumns | None:
-    """Return the columns of a text and, where there is one, of its second text.
+    """Return the columns of a text and of its second text, if it has one; None without a match.
 
     Args:
-        known: of which the first are taken that there are.
-        text, pair: the columns in their place.
+        usual_names: columns to look for; the first match is returned.
+        text, pair: requested columns, which replace the usual columns.
     """
-    for first, second in known if text is None else ((text, None),):
-        one, wanted = find_name(names, first), pair or second
-        if one is None:
+    for first, second in usual_names if text is None else ((text, None),):
+        first_column, second = find_name(names, first), pair or second
+        if first_column is None:
             continue
-        other = None if wanted is None else find_name(names, wanted)
-        if (wanted is None or other is not None) and one != other:
-            return one, other
+        second_column = None if second is None else find_name(names, second)
+        if (second is None or second_column is not None) and first_column != second_column:
+            return first_column, second_column
     return None
 
 
-def find_name(names: Collection[str], wanted: str) -> str | None:
-    """Return the name that is `wanted`, or else the one that is but for case and outer spaces."""
-    if wanted in names:
-        return wanted
-    alike = [name for name in names if name.strip().casefold() == wanted.casefold()]
-    if len(alike) > 1:
+def find_name(names: Collection[str], requested: str) -> str | None:
+    """Return the requested name, or else the name that differs only in case and outer spaces."""
+    if requested in names:
+        return requested
+    matches = [name for name in names if name.strip().casefold() == requested.casefold()]
+    if len(matches) > 1:
         raise InvalidInputError(
-            f"the columns {' and '.join(map(repr, alike))} differ only in case; name one of them, "
-            "or rename the others"
+            f"The columns {' and '.join(map(repr, matches))} differ only in case. Use one of these "
+            "names, or rename the other columns."
         )
-    return alike[0] if alike else None
+    return matches[0] if matches else None

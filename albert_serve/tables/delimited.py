@@ -1,7 +1,7 @@
 """CSV and TSV: the delimiter, and rows with the numbers of their lines.
 
-Fields of CSV may be quoted, as in RFC 4180. Of text between tabs, quotes are ordinary characters,
-as in GLUE's files, but where they make a field as pandas and Excel write it.
+Fields of CSV may be quoted, as in RFC 4180. In TSV, quotes are ordinary characters, as in GLUE's
+files, except in fields that are quoted as pandas and Excel do it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from albert_serve.errors import InvalidInputError, MalformedRequestError
 from albert_serve.tables.formats import MAX_LINE_BYTES, Format, Lines, is_utf8
 from albert_serve.tables.rows import ReadOptions, Row, check_names
 
-# Output is written with these.
+# Output has these delimiters.
 DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
 _LIKELY: Final = ",;\t|"
-# A field in quotes that needs them, in one line and without tabs.
+# Matches a field of one line without tabs that needs its quotes.
 _QUOTED: Final = re.compile(r'""|"(?:[^"]|"")*(?:""|\r)(?:[^"]|"")*"')
-# A quoted field of a file with tabs has at most so many lines.
+# A quoted field of TSV has at most this number of lines.
 _MAX_QUOTED_LINES: Final = 1000
-# The first line of files for Excel, which names the delimiter.
+# The first line of files for Excel may name the delimiter.
 _SEP_LINE: Final = re.compile(r'"?sep=([^\r\n])"?\s*', re.IGNORECASE)
 
 
@@ -34,9 +34,11 @@ class Table(NamedTuple):
     """An open table.
 
     Attributes:
-        names: of its columns.
-        header: the number of the line that names them.
-        cells: of the other lines that are not blank, with the numbers of these.
+        delimiter: delimiter of the fields.
+        names: names of the columns.
+        header: number of the line that names the columns.
+        cells: line number and fields of each other line that is not blank.
+        is_strict: whether a row that ends early is an error.
     """
 
     delimiter: str
@@ -45,48 +47,48 @@ class Table(NamedTuple):
     cells: Iterator[tuple[int, list[str]]]
     is_strict: bool
 
-    def rows(self, before: str) -> Iterator[Row]:
-        """Yield the rows; `before` precedes the line in places."""
+    def rows(self, prefix: str) -> Iterator[Row]:
+        """Yield the rows; `prefix` is the text before the line in locations."""
         for number, fields in self.cells:
-            place, error = f"{before}line {number}", None
+            location, error = f"{prefix}line {number}", None
             num_missing = len(self.names) - len(fields)
             if num_missing < 0 or (num_missing and self.is_strict):
                 error = MalformedRequestError(
-                    f"{place} has {len(fields)} fields; the header has {len(self.names)} "
-                    f"(delimiter {self.delimiter!r}; --delimiter sets another)"
+                    f"{location} has {len(fields)} fields, but the header has {len(self.names)}. "
+                    f"If {self.delimiter!r} is not the delimiter, set it with --delimiter."
                 )
             values: dict[str, Any] = {} if self.is_strict else dict.fromkeys(self.names)
             values.update(zip(self.names, fields, strict=False))
-            yield Row(place, values, error, f"{before}line {self.header}")
+            yield Row(location, values, error, f"{prefix}line {self.header}")
 
 
-def open_table(path: Path, lines: Lines, form: Format, options: ReadOptions) -> Table:
-    """Return a table, whose first row names its columns unless the options have their names."""
-    delimiter, cells = _read_cells(path, lines, form, options)
+def open_table(path: Path, lines: Lines, table_format: Format, options: ReadOptions) -> Table:
+    """Return a table; its first row names the columns unless the options do."""
+    delimiter, cells = _read_cells(path, lines, table_format, options)
     number, first = next(cells, (1, []))
     if not first:
-        raise InvalidInputError(f"{path} is empty; its first line must name the columns")
+        raise InvalidInputError(f"{path} is empty. Its first line must name the columns.")
     if not all(map(is_utf8, first)):
         raise InvalidInputError(
-            f"{path}: the names of its columns are not UTF-8; convert the file, as iconv -f CP1252 "
-            "-t UTF-8 does"
+            f"{path}: The names of the columns are not UTF-8. Convert the file, for example with "
+            "`iconv -f CP1252 -t UTF-8`."
         )
     names: Sequence[str] = first
-    # A row of one field has another delimiter.
-    if len(first) > 1 and options.names_by_order and (own := options.names_by_order(first)):
-        names, cells = own, chain([(number, first)], cells)
+    # If the row has only one field, the delimiter is wrong.
+    if len(first) > 1 and options.names_by_order and (ordered := options.names_by_order(first)):
+        names, cells = ordered, chain([(number, first)], cells)
     else:
         check_names(path, names if options.is_strict else list(filter(None, names)))
     return Table(delimiter, names, number, cells, options.is_strict)
 
 
 def _read_cells(
-    path: Path, lines: Lines, form: Format, options: ReadOptions
+    path: Path, lines: Lines, table_format: Format, options: ReadOptions
 ) -> tuple[str, Iterator[tuple[int, list[str]]]]:
-    """Return the delimiter of a table, and the cells of its lines with their numbers.
+    """Return the delimiter of a table, and the number and fields of each line that is not blank.
 
-    The delimiter, unless the options have one, is that which a line `sep=;` names or, of CSV, which
-    divides the header into the most columns. Blank lines are left out.
+    Without an option, the delimiter comes from a line such as `sep=;`. Otherwise, it is a tab or,
+    for CSV, the delimiter that splits the header into the most columns.
     """
     numbered = enumerate(lines.checked(path), start=1)
     number, first = next(((number, line) for number, line in numbered if line.strip()), (1, ""))
@@ -95,22 +97,22 @@ def _read_cells(
         delimiter = delimiter or named[1]
         number, first = next(numbered, (number, ""))
     if delimiter is None:
-        delimiter = (likely_delimiter(first) or ",") if form == "csv" else "\t"
+        delimiter = (likely_delimiter(first) or ",") if table_format == "csv" else "\t"
     csv.field_size_limit(MAX_LINE_BYTES)  # of all readers of the process
-    rest = chain([first], (line for _, line in numbered))
+    all_lines = chain([first], (line for _, line in numbered))
     cells = _split(first, delimiter)
     if not options.has_quotes:
-        rows = ((each, _split(line, delimiter)) for each, line in enumerate(rest, start=number))
-        return delimiter, (row for row in rows if row[1] != [""])
-    # All fields are quoted, or some, or none.
+        split = (_split(line, delimiter) for line in all_lines)
+        return delimiter, (row for row in enumerate(split, start=number) if row[1] != [""])
+    # A header of quoted fields means that all fields are quoted.
     if delimiter == "\t" and not all(re.fullmatch(r'".*"', cell) for cell in cells):
-        return delimiter, _tab_rows(rest, number, len(cells))
-    advice = "; --no-quotes reads quotes as ordinary characters" if options.is_strict else ""
-    return delimiter, _quoted_rows(path, rest, number, delimiter, advice)
+        return delimiter, _tab_rows(all_lines, number, len(cells))
+    advice = " --no-quotes reads quotes as ordinary characters." if options.is_strict else ""
+    return delimiter, _quoted_rows(path, all_lines, number, delimiter, advice)
 
 
 def likely_delimiter(header: str) -> str | None:
-    """Return the delimiter that divides a header into the most columns; None if none does."""
+    """Return the delimiter that splits a header into the most columns; None without a delimiter."""
     counts = {delimiter: len(_fields(header, delimiter)) for delimiter in _LIKELY}
     best = max(counts, key=counts.__getitem__)
     return best if counts[best] > 1 else None
@@ -130,8 +132,8 @@ def _tab_rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the cells of rows whose quotes are ordinary characters, unless a field is quoted.
 
-    A row is quoted if it then has as many fields as the header, and a quoted one that needs to be,
-    for a line end, a tab or a quote in it, which is doubled. No quote goes beyond a line where this
+    A row is quoted if quotes give it as many fields as the header, and one of these fields needs
+    its quotes, for a line end, a tab or a doubled quote. A quoted field ends in its line if this
     line and the next have the header's number of tabs.
     """
     ahead: deque[str] = deque()
@@ -140,11 +142,13 @@ def _tab_rows(
         if any(cell.startswith('"') for cell in cells):
             ahead.extend(islice(lines, 0 if ahead else 1))
             neighbours = (line, *islice(ahead, 1))
-            is_whole = num_columns > 1 and all(len(_split(it)) == num_columns for it in neighbours)
-            if not is_whole:
+            is_complete = num_columns > 1 and all(
+                len(_split(neighbour)) == num_columns for neighbour in neighbours
+            )
+            if not is_complete:
                 ahead.extend(islice(lines, max(0, _MAX_QUOTED_LINES - len(ahead))))
             reader = csv.reader(
-                chain([line], () if is_whole else ahead), delimiter="\t", strict=True
+                chain([line], () if is_complete else ahead), delimiter="\t", strict=True
             )
             quoted: list[str] = []
             with suppress(csv.Error):
@@ -174,8 +178,8 @@ def _quoted_rows(
         except csv.Error as error:
             last = reader.line_num + first_number - 1
             raise InvalidInputError(
-                f"{path}, line {number}: in line {last} {error}; a quoted field ends at "
-                f"its second quote, and quotes in it are doubled{advice}"
+                f"{path}, line {number}: In line {last}, {error}. Double the quotes in a quoted "
+                f"field.{advice}"
             ) from error
         if cells is None:
             return

@@ -48,7 +48,7 @@ _OPENERS: Final[dict[str, Callable[..., Any]]] = {
     ".xz": lzma.open,
 }
 _ZIP_MAGIC: Final = b"PK\x03\x04"
-# UTF-16 is known by its mark, or by characters of ASCII at the beginning.
+# UTF-16 is recognised by its byte order mark, or by ASCII characters at the beginning.
 _UTF_16: Final = {
     "utf-16": re.compile(rb"\xff\xfe|\xfe\xff").match,
     "utf-16-le": re.compile(rb"([^\0]\0){4}").match,
@@ -59,7 +59,7 @@ _DAMAGE: Final = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableType:
-    """A format, and its compression: a suffix such as ".gz", or none."""
+    """A format, and its compression: a suffix such as ".gz", or the empty string."""
 
     format: Format
     compression: str = ""
@@ -71,7 +71,7 @@ class TableType:
 
     @property
     def is_columnar(self) -> bool:
-        """Whether it is read with pyarrow, in columns that have types."""
+        """Whether pyarrow reads the file, in typed columns."""
         return self.format in ("parquet", "arrow")
 
     @property
@@ -81,31 +81,32 @@ class TableType:
 
 
 def type_by_name(name: str, chosen: Format | None = None) -> TableType:
-    """Return the type of a file by its name; JSONL if the name does not tell.
+    """Return the type of a file by its name (default: JSONL).
 
     Args:
-        chosen: the format, whatever the name.
+        chosen: requested format, which replaces the name's.
     """
     suffixes = [suffix.lower() for suffix in Path(name).suffixes[-2:]]
     compression = suffixes[-1] if suffixes and suffixes[-1] in _COMPRESSION_MAGIC.values() else ""
-    named = [_SUFFIXES[suffix] for suffix in suffixes if suffix in _SUFFIXES]
-    form: Format = chosen or (named[-1] if named else "jsonl")
-    kind = TableType(format=form, compression=compression)
+    formats = [_SUFFIXES[suffix] for suffix in suffixes if suffix in _SUFFIXES]
+    kind = TableType(
+        format=chosen or (formats[-1] if formats else "jsonl"), compression=compression
+    )
     if kind.is_columnar and compression:
-        raise ConfigError(f"{name}: {form} is compressed inside; name it .{form}")
+        raise ConfigError(f"{name}: {kind.format} is already compressed. Name it .{kind.format}.")
     return kind
 
 
 def has_known_suffix(path: Path) -> bool:
-    """Whether a file's name tells its format."""
+    """Whether a file's name has the suffix of a format."""
     return any(suffix.lower() in _SUFFIXES for suffix in path.suffixes[-2:])
 
 
 def detect_type(path: Path, chosen: Format | None = None) -> TableType:
-    """Return the type of a file that is read, by its name and its first bytes."""
-    named = type_by_name(path.name, chosen)
+    """Return the type of an input file by its name and its first bytes."""
+    kind = type_by_name(path.name, chosen)
     if is_stream(path):
-        return named
+        return kind
     try:
         with path.open("rb") as stream:
             beginning = stream.read(8)
@@ -116,13 +117,15 @@ def detect_type(path: Path, chosen: Format | None = None) -> TableType:
     is_excel = path.suffix.lower() in (".xlsx", ".xls") or beginning.startswith(_ZIP_MAGIC)
     if is_excel and chosen is None:
         raise InvalidInputError(
-            f"{path} is Excel, or Zip; the input must be {', '.join(get_args(Format))}"
+            f"{path} is an Excel or Zip file. Save it as one of {', '.join(get_args(Format))}."
         )
-    for magic, form in _COLUMNAR_MAGIC.items():
+    for magic, columnar_format in _COLUMNAR_MAGIC.items():
         if beginning.startswith(magic):
-            return TableType(format=form)
-    packed = [end for magic, end in _COMPRESSION_MAGIC.items() if beginning.startswith(magic)]
-    return TableType(format=named.format, compression=packed[0] if packed else "")
+            return TableType(format=columnar_format)
+    suffixes = [
+        suffix for magic, suffix in _COMPRESSION_MAGIC.items() if beginning.startswith(magic)
+    ]
+    return TableType(format=kind.format, compression=suffixes[0] if suffixes else "")
 
 
 def is_stream(path: Path) -> bool:
@@ -138,9 +141,9 @@ class Lines(NamedTuple):
     """An open file of lines.
 
     Attributes:
-        stream: its text; bytes that are not UTF-8 are lone surrogates (`is_utf8`).
-        beginning: the first characters, which the stream has as well.
-        position: returns how many bytes on disk were read.
+        stream: text of the file; bytes that are not UTF-8 are lone surrogates (`is_utf8`).
+        beginning: first characters of the stream.
+        position: function that returns the number of bytes read from disk.
     """
 
     stream: io.TextIOWrapper
@@ -148,7 +151,7 @@ class Lines(NamedTuple):
     position: Callable[[], int]
 
     def bounded(self) -> Iterator[str | None]:
-        """Yield the lines; None for one of more than `MAX_LINE_BYTES`, which is passed over."""
+        """Yield the lines; None in place of a line of more than `MAX_LINE_BYTES`."""
         while line := self.stream.readline(MAX_LINE_BYTES + 1):
             if len(line) <= MAX_LINE_BYTES:
                 yield line
@@ -158,20 +161,20 @@ class Lines(NamedTuple):
             yield None
 
     def checked(self, path: Path) -> Iterator[str]:
-        """Yield the lines."""
+        """Yield the lines; a line of more than `MAX_LINE_BYTES` is an error."""
         for number, line in enumerate(self.bounded(), start=1):
             if line is None:
                 raise InvalidInputError(
-                    f"{path}, line {number} has more than {MAX_LINE_BYTES} bytes"
+                    f"{path}, line {number} has more than {MAX_LINE_BYTES} bytes. Split it."
                 )
             yield line
 
 
 @contextmanager
 def open_lines(path: Path, compression: str = "") -> Iterator[Lines]:
-    """Open a file of lines in UTF-8, or in UTF-16 that begins with its mark or with ASCII.
+    """Open a file of lines in UTF-8, or in UTF-16 with a byte order mark or ASCII at its beginning.
 
-    Lines end in LF or CR LF; in CR where the file begins with lines of this kind.
+    Lines end in LF or CR LF; they end in CR if the beginning of the file has only CR.
     """
     with path.open("rb") as raw:
         try:
@@ -192,7 +195,7 @@ def open_lines(path: Path, compression: str = "") -> Iterator[Lines]:
         except _DAMAGE as error:
             raise damaged(path, error) from error
         except OSError as error:
-            # Errors of bz2 and pyarrow about the content have no number.
+            # Errors of bz2 and pyarrow about the content have no error number.
             if error.errno is not None:
                 raise
             raise damaged(path, error) from error
@@ -206,13 +209,13 @@ def _decompressed(raw: io.BufferedReader, compression: str) -> io.BufferedReader
 
 
 def damaged(path: Path, reason: Exception | str) -> InvalidInputError:
-    """Return the error of a file whose content a library cannot read."""
+    """Return the error of a file that a library cannot read."""
     text = reason if isinstance(reason, str) else first_line(reason)
-    return InvalidInputError(f"{path} is damaged or incomplete: {text}")
+    return InvalidInputError(f"{path} is damaged or incomplete: {text.removesuffix('.')}.")
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a library's message; the error's type without one."""
+    """Return the first line of a library's message; if it is empty, the error's type."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
@@ -221,7 +224,7 @@ def import_pyarrow(name: str, purpose: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{purpose} needs pyarrow: {how_to_install('score')}") from error
+        raise ConfigError(f"{purpose} needs pyarrow. Run {how_to_install('score')}.") from error
 
 
 def is_utf8(text: str) -> bool:
@@ -234,7 +237,7 @@ def is_utf8(text: str) -> bool:
 
 
 def compressor(raw: BinaryIO, compression: str) -> BinaryIO:
-    """Return a stream that compresses into `raw`; several after another are one file."""
+    """Return a stream that compresses into `raw`; a file may consist of several such streams."""
     stream: Any = raw
     if compression == ".zst":
         pa = import_pyarrow("pyarrow", ".zst")

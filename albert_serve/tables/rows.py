@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from albert_serve.errors import InvalidInputError, RequestError
 from albert_serve.tables.formats import is_utf8
 
-# Maps the first row of a file to the names of its columns; to none if that row is a header.
+# Maps the first row of a file to the names of its columns; to nothing if the row is a header.
 NamesByOrder: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-# Those that stand for bytes that are not UTF-8.
+# These surrogates replace bytes that are not UTF-8.
 _BYTE: Final = re.compile("[\udc80-\udcff]")
 
 
@@ -25,15 +25,15 @@ class Row(NamedTuple):
     """A row of a data file.
 
     Attributes:
-        place: file and line or row, for messages.
+        location: file and line or row, for messages.
         values: values by column name.
-        error: the reason why the row cannot be read; None if it can.
-        header: file, and the line that names the columns if there is one.
-        classes: names of the classes 0, 1, ... by column, where the file has them.
-        position: bytes of the file, on disk, up to the end of the row.
+        error: reason why the row cannot be read; None if it can.
+        header: file and line of the names of the columns; the file if it has no such line.
+        classes: names of the classes 0, 1, ... by column, if the file has such names.
+        position: number of bytes on disk up to the end of the row.
     """
 
-    place: str
+    location: str
     values: dict[str, Any]
     error: RequestError | None = None
     header: str = ""
@@ -50,7 +50,7 @@ class ReadOptions:
         has_quotes: False if quotes are ordinary characters.
         names_by_order: returns the column names of CSV and TSV files that may lack a header.
         is_strict: whether a row that ends early, a column without a name and a number that JSON
-            does not have are errors. Otherwise, the values are None and NaN.
+            does not have are errors. Otherwise, their values are None and NaN.
     """
 
     delimiter: str | None = None
@@ -63,21 +63,21 @@ def check_names(file: Path, names: Sequence[str]) -> None:
     """Check that the columns of a file have different names."""
     for name, count in Counter(names).items():
         if count > 1:
-            raise InvalidInputError(f"{file} has several columns {name!r}; rename all but one")
+            raise InvalidInputError(f"{file} has several columns {name!r}. Rename all but one.")
 
 
 def check_characters(row: Row) -> Row:
-    """Return a row without lone surrogates; if it had any, with U+FFFD and an error."""
+    """Return a row in which U+FFFD and an error replace lone surrogates."""
     content = _json(row.values)
     if is_utf8(content):
         return row
-    name, wrong = next(
+    name, value = next(
         (name, text) for name in row.values if not is_utf8(text := _json({name: row.values[name]}))
     )
-    reason = "holds half of a surrogate pair, which stands for no character"
-    if _BYTE.search(wrong):
-        reason = "is not UTF-8; convert the file, as iconv -f CP1252 -t UTF-8 does"
-    error = InvalidInputError(f"{row.place}: the column {name!r} {reason}")
+    fault = "contains half of a surrogate pair, which is not a character."
+    if _BYTE.search(value):
+        fault = "is not UTF-8. Convert the file, for example with `iconv -f CP1252 -t UTF-8`."
+    error = InvalidInputError(f"{row.location}: The column {name!r} {fault}")
     values = json.loads(_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", content))
     return row._replace(values=values, error=row.error or error)
 

@@ -67,9 +67,9 @@ class Endpoint:
     """The endpoint of a task.
 
     Attributes:
-        request: the schema of a request.
-        reply: the type of a reply's value.
-        open: makes the task for a model.
+        request: schema of a request.
+        reply: type of a reply's value.
+        open: function that makes the task for a model.
     """
 
     request: type[TaskRequest]
@@ -109,7 +109,7 @@ TASKS: Final[dict[str, Endpoint]] = {
 def open_task(name: str, setup: TaskSetup) -> Task:
     """Return the task of that name for a model."""
     if name not in TASKS:
-        raise NotFoundError(f"no task {name!r}; there are {', '.join(TASKS)}")
+        raise NotFoundError(f"There is no task {name!r}. Choose one of {', '.join(TASKS)}.")
     return TASKS[name].open(setup)
 
 
@@ -119,7 +119,7 @@ def prepare_request(
     """Prepare every item of a request for the engine.
 
     Args:
-        max_tokens: the limit of all items together.
+        max_tokens: maximum tokens of all items together.
     """
     is_list = isinstance(request.inputs, list)
     _check_chars(request, max(MAX_CHARS, _CHARS_PER_TOKEN * max_tokens))
@@ -137,19 +137,16 @@ def prepare_request(
         answer_bytes += prepared[-1].answer_bytes
         # Checked after each item: preparing a list of maximum-size items would take hours.
         if num_tokens > max_tokens:
-            raise TooMuchAtOnceError(
-                f"the request has over {max_tokens} tokens, which is the most that is read at "
-                "once: split it"
-            )
+            raise TooMuchAtOnceError(f"The request has more than {max_tokens} tokens. Split it.")
         if num_rows > MAX_MASKS:
             raise TooMuchAtOnceError(
-                f"the vocabulary would be read at {num_rows} masks or more; at most {MAX_MASKS} "
-                "are read at once: send fewer texts, masks or targets"
+                f"The request has {num_rows} masks or more; at most {MAX_MASKS} are allowed. Send "
+                "fewer texts or masks."
             )
         if answer_bytes > _MAX_ANSWER_BYTES:
             raise TooMuchAtOnceError(
-                f"the answers would take over {_MAX_ANSWER_BYTES} bytes: send fewer inputs, lower "
-                "top_k, or pool the tokens' vectors"
+                f"The answers would take more than {_MAX_ANSWER_BYTES} bytes. Send fewer inputs, "
+                "lower top_k, or pool the tokens' vectors."
             )
     return prepared
 
@@ -160,7 +157,7 @@ def _check_chars(request: TaskRequest, max_chars: int) -> None:
     num_chars = _num_chars(request.inputs) + num_items * request.parameters.chars_per_item
     if num_chars > max_chars:
         raise TooMuchAtOnceError(
-            f"the model would read {num_chars} characters; at most {max_chars} are read per "
+            f"The model would read {num_chars} characters; at most {max_chars} are read per "
             "request. Send fewer or shorter texts."
         )
 
@@ -175,15 +172,15 @@ def _num_chars(value: object) -> int:
 
 
 def _num_vocabulary_rows(prepared: Prepared[Any]) -> int:
-    """Return the rows of logits over the vocabulary, all of which are held until the answer."""
+    """Return the number of vocabulary-wide rows of logits, which need the most memory."""
     return sum(len(item.rows or ()) for item in prepared.inputs if item.task == "fill-mask")
 
 
 def shape_reply(request: TaskRequest, answers: Sequence[Any]) -> Any:
-    """Return the reply in Hugging Face's format, from one answer an item.
+    """Return the reply in Hugging Face's format, from one answer per item.
 
-    A single item is answered without a list; but text classification always answers a list of
-    lists, because Hugging Face's clients take the first element of the reply.
+    The reply to a single item is not a list. The reply of text classification is always a list of
+    lists, because Hugging Face's clients take its first element.
     """
     if isinstance(request.inputs, list) or isinstance(request, TextClassificationRequest):
         return list(answers)
@@ -193,8 +190,7 @@ def shape_reply(request: TaskRequest, answers: Sequence[Any]) -> Any:
 def task_names(manifest: Manifest) -> list[str]:
     """Return the names of a bundle's tasks that have an endpoint.
 
-    Feature extraction needs the encoder and no head, so every bundle has it and no manifest names
-    it.
+    Every bundle has feature extraction, which needs no head and is not in the manifest.
     """
     return [*(name for name in manifest.tasks if name in TASKS), FEATURE_EXTRACTION]
 
@@ -203,7 +199,7 @@ def load_setups(bundle: Bundle, tokenizer: AlbertTokenizer | None = None) -> dic
     """Return the setup of each task of the bundle that has an endpoint, by name.
 
     Args:
-        tokenizer: the bundle's, if it has been read.
+        tokenizer: tokenizer of the bundle (default: it is read from the bundle).
     """
     tokenizer = tokenizer or AlbertTokenizer.from_file(bundle.tokenizer_file)
     return {

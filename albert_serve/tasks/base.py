@@ -21,7 +21,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 
 Logits: TypeAlias = NDArray[np.float32]
 Reduction: TypeAlias = Literal["none", "mean", "max"]
-# The memory of one entry of an answer, without its text: the object, and its part of the reply.
+# One entry of an answer takes about this memory, without its text: the object and its JSON.
 ENTRY_BYTES: Final = 500
 
 _AnswerT_co = TypeVar("_AnswerT_co", covariant=True)
@@ -32,13 +32,13 @@ class EncoderInput:
     """One unpadded sequence for the encoder, and its gathered positions.
 
     Attributes:
-        ids: token ids, special tokens included.
-        types: 0 for the first segment, 1 for the second; as long as `ids`.
-        task: the head that reads the rows: a task's name, or `text-classification/NAME`; feature
-            extraction has none, and its logits are the hidden states themselves.
+        ids: token ids, including special tokens.
+        types: token types, 0 for the first segment and 1 for the second; as long as `ids`.
+        task: head that reads the rows: a task's name, or `text-classification/NAME`. Feature
+            extraction has no head; its logits are the hidden states.
         rows: gathered positions, in the order of the logits; None for all.
         reduction: "mean" and "max" replace the logits of all rows by one row. The engine computes
-            it, so that the rows of a whole request need not be held.
+            it, so that a request's rows need not stay in memory.
     """
 
     ids: list[int]
@@ -49,7 +49,7 @@ class EncoderInput:
 
     @property
     def endpoint(self) -> str:
-        """The task, whichever of its heads reads the rows."""
+        """The task of the head that reads the rows."""
         return task_of(self.task)
 
 
@@ -58,11 +58,11 @@ class Prepared(Generic[_AnswerT_co]):
     """An item ready for the engine.
 
     Attributes:
-        inputs: at least one.
-        finish: converts the logits, one (R, K) float32 array an input, in order, to the answer.
-        num_truncated: tokens that were cut off because the caller allowed it.
+        inputs: encoder inputs, at least one.
+        finish: converts the logits, one (R, K) float32 array per input, in order, to the answer.
+        num_truncated: number of truncated tokens, if the caller allowed truncation.
+        answer_bytes: approximate memory of the answer; 0 if no parameter can multiply it.
         warnings: warnings for the caller.
-        answer_bytes: the approximate memory of its answer, where parameters can multiply it.
     """
 
     inputs: list[EncoderInput]
@@ -73,7 +73,7 @@ class Prepared(Generic[_AnswerT_co]):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens over all inputs."""
+        """Number of tokens in all inputs."""
         return sum(len(item.ids) for item in self.inputs)
 
 
@@ -84,8 +84,8 @@ def inputs_of(prepared: Sequence[Prepared[Any]]) -> list[EncoderInput]:
 
 def finish_all(prepared: Sequence[Prepared[Any]], logits: Sequence[Logits]) -> list[Any]:
     """Return the answer of each item, from the logits of `inputs_of(prepared)`, in order."""
-    rest = iter(logits)
-    return [item.finish([next(rest) for _ in item.inputs]) for item in prepared]
+    remaining = iter(logits)
+    return [item.finish([next(remaining) for _ in item.inputs]) for item in prepared]
 
 
 class Runner(Protocol):
@@ -93,7 +93,7 @@ class Runner(Protocol):
 
     @property
     def max_batch_tokens(self) -> int:
-        """The limit of tokens, padding included, that run together."""
+        """Maximum tokens of a batch, including padding."""
         ...
 
     def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
@@ -114,8 +114,9 @@ class TaskSetup:
     """The properties of the model that a task needs.
 
     Attributes:
-        heads: the task's in the manifest, the default one first; feature extraction has none.
-        sentence_vectors: the defaults of feature extraction.
+        heads: entries of the task's heads in the manifest, the default head first; empty for
+            feature extraction.
+        sentence_vectors: default form of embeddings.
     """
 
     tokenizer: AlbertTokenizer
@@ -133,7 +134,7 @@ class TaskSetup:
 def group_by_length(
     lengths: Sequence[int], max_tokens: int, *, max_padding_tokens: float = math.inf
 ) -> list[list[int]]:
-    """Return indices in batches of like lengths, longest first; see `cut_batches`."""
+    """Return indices in batches of similar lengths, longest first; see `cut_batches`."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     return cut_batches(order, lengths, max_tokens, max_padding_tokens=max_padding_tokens)
 
@@ -149,9 +150,9 @@ def cut_batches(
 
     Args:
         order: indices in ascending or descending order of their lengths.
-        lengths: tokens by index.
-        max_tokens: the limit of a batch's tokens, padding included; a longer sequence is alone.
-        max_padding_tokens: the limit of a batch's padding tokens.
+        lengths: number of tokens by index.
+        max_tokens: maximum tokens of a batch, including padding; a longer sequence is a batch.
+        max_padding_tokens: maximum padding tokens of a batch.
     """
     batches: list[list[int]] = []
     batch: list[int] = []
@@ -192,7 +193,7 @@ def sigmoid(logits: Logits) -> NDArray[np.float64]:
 def finite(logits: Logits) -> NDArray[np.float64]:
     """Return the logits in double precision."""
     if not np.isfinite(logits).all():
-        raise EngineError("the model gave logits that are not finite; its weights may be damaged")
+        raise EngineError("The model's logits are not finite. Check the bundle's weights.")
     return logits.astype(np.float64)
 
 
@@ -201,11 +202,11 @@ def best(scores: NDArray[np.float64], candidates: NDArray[np.int64], top_k: int)
 
     Args:
         scores: (V,), by id.
-        candidates: the ids to choose from, each once.
+        candidates: distinct ids to choose from.
     """
     values = scores[candidates]
     if top_k < len(candidates):
-        within = np.argpartition(-values, top_k - 1)[:top_k]
-        candidates, values = candidates[within], values[within]
+        largest = np.argpartition(-values, top_k - 1)[:top_k]
+        candidates, values = candidates[largest], values[largest]
     order = np.lexsort((candidates, -values))
     return [int(candidate) for candidate in candidates[order]]

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeGuard
 
 import yaml  # type: ignore[import-untyped]
 
-from albert_serve.api.model_card import ModelCard, ModelSizes, figure_prefix
+from albert_serve.api.model_card import ModelCard, ModelSizes, metric_prefix
 from albert_serve.api.schemas import (
     HeadInfo,
     InputExample,
@@ -34,9 +34,9 @@ from albert_serve.tasks import task_names
 from albert_serve.tasks.text_classification import label_names
 
 _MAX_CARD_BYTES: Final = 1 << 20
-# Reading so much takes some 0.1 s. libyaml would be faster, but lists in lists end its process.
+# Reading 64 KiB takes about 0.1 s. libyaml would be faster, but deeply nested lists crash it.
 _FRONT_MATTER: Final = re.compile(r"---\r?\n(.{0,65536}?\r?\n)---\r?\n", re.DOTALL)
-# By task: the name of the count among its figures, and what makes a percentage of a figure.
+# Each task has the name of its count, and the factor that makes a metric a percentage.
 _COUNTS: Final[Mapping[str, tuple[str, float]]] = {
     "fill-mask": ("tokens", 100.0),
     "sentence-order": ("pairs", 100.0),
@@ -44,8 +44,8 @@ _COUNTS: Final[Mapping[str, tuple[str, float]]] = {
     "token-classification": ("texts", 100.0),
     "question-answering": ("questions", 1.0),
 }
-# The figures by name, of which the first that a task has is shown. Of one label a text, Matthews'
-# coefficient is there only where it is the official metric.
+# The first metric that a task has is shown. For one label per text, Matthews' coefficient is
+# present only if it is the official metric.
 _METRICS: Final = (
     ("matthews_correlation", "Matthews correlation"),
     ("accuracy", "accuracy"),
@@ -124,33 +124,33 @@ def _describe(task: str, manifest: Manifest) -> TaskInfo:
 
 
 def read_quality(manifest: Manifest, head: str) -> TaskQuality | None:
-    """Return a head's quality on held-out data if it is known, else on export's data, else None."""
+    """Return a head's quality on held-out data or else on export's data; None if unknown."""
     quality = evaluated_quality(manifest.evaluation, head)
     if quality is not None:
         return quality
     entry = manifest.heads.get(head)
     if entry is None or entry.quality is None:
         return None
-    measured = entry.quality
+    exported = entry.quality
     return TaskQuality(
-        metric=measured.metric,
-        percent=measured.bundle,
-        count=measured.count,
-        data=", ".join(measured.data) or None,
+        metric=exported.metric,
+        percent=exported.bundle,
+        count=exported.count,
+        data=", ".join(exported.data) or None,
     )
 
 
 def evaluated_quality(evaluation: Mapping[str, Any], head: str) -> TaskQuality | None:
-    """Return a head's quality on held-out data; None without."""
+    """Return a head's quality on held-out data; None if unknown."""
     task = task_of(head)
     if task not in _COUNTS:
         return None
     count_name, factor = _COUNTS[task]
-    prefix = figure_prefix(head)
+    prefix = metric_prefix(head)
     count = evaluation.get(f"{prefix}_{count_name}")
     data = evaluation.get(f"{prefix}_data") or evaluation.get(f"{prefix}_task")
-    for figure, metric in _METRICS:
-        value = evaluation.get(f"{prefix}_{figure}")
+    for key, metric in _METRICS:
+        value = evaluation.get(f"{prefix}_{key}")
         if is_number(value) and is_number(count):
             return TaskQuality(
                 metric=metric,
@@ -162,15 +162,15 @@ def evaluated_quality(evaluation: Mapping[str, Any], head: str) -> TaskQuality |
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """Return `license`, `language` and `base_model` of a model card, where it can be read."""
+    """Return `license`, `language` and `base_model` of a model card; empty if it is unreadable."""
     try:
         text = read_small_file(folder / CARD_FILE, _MAX_CARD_BYTES).decode()
         front_matter = _FRONT_MATTER.match(text)
         # All scalars as text: the language `no` is not False.
-        read = yaml.load(front_matter[1], yaml.BaseLoader) if front_matter else {}  # noqa: S506
+        content = yaml.load(front_matter[1], yaml.BaseLoader) if front_matter else {}  # noqa: S506
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
-    metadata = read if isinstance(read, dict) else {}
+    metadata = content if isinstance(content, dict) else {}
     names = {key: _names(metadata.get(key)) for key in ("license", "language", "base_model")}
     return {**names, "license": next(iter(names["license"]), None)}
 
@@ -181,7 +181,7 @@ def _names(value: object) -> list[str]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value of a manifest is a finite number, of a size that a float holds."""
+    """Whether a manifest's value is a finite number within the range of a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) < 1e300

@@ -1,9 +1,8 @@
 """Feature extraction: the embedding of a text, or the vectors of its tokens.
 
-They are the encoder's last hidden states, so that every bundle has this task and none needs a head
-for it. The mean is over all tokens of the text with [CLS] and [SEP], as `sentence-transformers`
-takes it with an attention mask; the vectors of tokens are those of `transformers`' pipeline, to
-which the model's form of a sentence's vector does not apply.
+Vectors are the encoder's last hidden states, so every bundle has this task without a head. The mean
+includes [CLS] and [SEP], as in `sentence-transformers`. Vectors of tokens equal `transformers`'
+pipeline; the model's defaults for embeddings do not apply to them.
 
 Shape legend: R tokens, or one if they are pooled, H hidden size.
 """
@@ -25,11 +24,11 @@ from albert_serve.api.embeddings import (
 from albert_serve.tasks.base import Logits, Prepared, Reduction, TaskSetup, finite
 from albert_serve.tasks.truncation import Truncator, check_not_empty
 
-# An object, its place in a list, and its digits, which are copied once.
+# A number takes this memory: its object, its entry in a list, and two copies of its digits.
 _BYTES_PER_NUMBER: Final = 56
-# Past this the numbers say nothing more of hidden states in float32, and a reply has half the size.
+# More decimals would exceed the precision of float32, and double the size of a reply.
 _NUM_DECIMALS: Final = 8
-# As torch's `normalize` has it, so that a vector of zeros stays one.
+# torch's `normalize` has this minimum, too. A vector of zeros stays zero.
 _MIN_LENGTH: Final = 1e-12
 _REDUCTIONS: Final[Mapping[Pooling, Reduction]] = {
     "mean": "mean",
@@ -57,7 +56,7 @@ class FeatureExtraction:
         truncator = Truncator(self.setup.tokenizer, max_length, parameters.effective_truncation)
         check_not_empty("text", item)
         fitted = truncator.fit(truncator.encode(item), direction=parameters.truncation_direction)
-        encoder_input = fitted.at(
+        encoder_input = fitted.input_for_rows(
             FEATURE_EXTRACTION, [0] if pooling == "cls" else None, _REDUCTIONS[pooling]
         )
         num_rows = len(encoder_input.ids) if pooling == "none" else 1
@@ -70,7 +69,7 @@ class FeatureExtraction:
 
 
 def _finish(hidden_RH: Logits, pooling: Pooling, *, is_scaled: bool) -> FeatureExtractionAnswer:
-    """Return the one row of a pooled text; else all rows, in the pipeline's list of one text."""
+    """Return the row of a pooled text; without pooling all rows, in a list as in the pipeline."""
     vectors_RH = finite(hidden_RH)
     if is_scaled:
         lengths_R1 = np.linalg.norm(vectors_RH, axis=-1, keepdims=True)

@@ -1,7 +1,7 @@
-"""Fill-mask: the likeliest tokens for each [MASK] of a text.
+"""Fill-mask: the most probable tokens for each [MASK] of a text.
 
-Scores and sequences are those of `transformers`' pipeline. The masks of one text are scored
-independently, and a target of several pieces by its first piece.
+Scores and sequences equal `transformers`' pipeline. The masks of a text are scored independently. A
+target of several pieces is scored by its first piece.
 
 Shape legend: R masks, V vocabulary.
 """
@@ -23,11 +23,11 @@ from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, TaskSetup, be
 from albert_serve.tasks.truncation import FittedEncoding, Truncator
 from albert_serve.tokenizer import AlbertTokenizer
 
-# The approximate text of a token.
+# The text of a token takes about this memory.
 _BYTES_PER_TOKEN: Final = 8
 _MAX_WARNINGS: Final = 20
-# All texts of a request have the same targets, which are parsed once. The cache is small because
-# its keys keep their tokenizers alive.
+# All texts of a request have the same targets, so they are parsed once. The cache is small, because
+# its keys keep tokenizers in memory.
 _CACHE_SIZE: Final = 8
 
 
@@ -43,12 +43,12 @@ class FillMask:
         The answer is a list for one mask, or a list for each of several masks.
         """
         tokenizer, targets = self.setup.tokenizer, parameters.targets
-        # An embedding may have rows that the vocabulary has no token for.
+        # An embedding may have more rows than the vocabulary has tokens.
         candidates: NDArray[np.int64] = np.arange(tokenizer.vocab_size)
         warnings: Sequence[str] = ()
         if targets is not None:
-            listed = (targets,) if isinstance(targets, str) else tuple(targets)
-            candidates, warnings = _read_targets(tokenizer, listed)
+            words = (targets,) if isinstance(targets, str) else tuple(targets)
+            candidates, warnings = _read_targets(tokenizer, words)
         truncator = Truncator(tokenizer, self.setup.max_positions, parameters.truncation)
         fitted = truncator.fit_texts(item)
         text = _MaskedText(tokenizer, fitted.encoding.ids, self._find_masks(fitted))
@@ -56,7 +56,7 @@ class FillMask:
         entry_bytes = ENTRY_BYTES + _BYTES_PER_TOKEN * len(text.ids)
         num_entries = len(text.masks) * min(parameters.top_k, len(candidates))
         return Prepared(
-            inputs=[fitted.at("fill-mask", text.masks)],
+            inputs=[fitted.input_for_rows("fill-mask", text.masks)],
             finish=lambda logits: text.fill(logits[0], candidates, parameters.top_k),
             num_truncated=fitted.num_truncated,
             warnings=list(warnings),
@@ -71,10 +71,10 @@ class FillMask:
         mask = tokenizer.mask_token
         if fitted.num_truncated:
             raise NoMaskError(
-                f"no {mask} in the first {len(ids)} tokens, which are all that are read; "
-                f"{fitted.num_truncated} were cut off; shorten the text before the {mask}"
+                f"The first {len(ids)} tokens have no {mask}, and {fitted.num_truncated} tokens "
+                f"were truncated. Shorten the text before the {mask}."
             )
-        raise NoMaskError(f"the text has no {mask}; write {mask} where a token is to be filled in")
+        raise NoMaskError(f"The text has no {mask}. Write {mask} in place of the missing token.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class _MaskedText:
     """An encoded text and its masks.
 
     Attributes:
-        ids: with the special tokens.
+        ids: token ids, including special tokens.
         masks: positions of [MASK], at least one.
     """
 
@@ -94,8 +94,8 @@ class _MaskedText:
         """Return the best fillings of the mask, or a list of them for each of several masks.
 
         Args:
-            candidates: the ids that a mask may be filled with.
-            top_k: the number of fillings of each mask.
+            candidates: ids of the tokens to choose from.
+            top_k: number of fillings per mask.
         """
         answers = [
             [
@@ -107,15 +107,14 @@ class _MaskedText:
         return answers[0] if len(answers) == 1 else answers
 
     def _filled(self, mask: int, token: int, score: float) -> FilledToken:
-        filled = [*self.ids[:mask], token, *self.ids[mask + 1 :]]
-        shown = [each for each in filled if each != self.tokenizer.pad_id]
+        ids = [*self.ids[:mask], token, *self.ids[mask + 1 :]]
+        visible_ids = [token_id for token_id in ids if token_id != self.tokenizer.pad_id]
         return FilledToken(
             score=score,
             token=token,
             token_str=self.tokenizer.decode([token], keep_special=True),
-            # Other masks must stay visible, and the decoder keeps either all special tokens or
-            # none.
-            sequence=self.tokenizer.decode(shown, keep_special=len(self.masks) > 1),
+            # Other masks must stay visible, and the decoder keeps all special tokens or none.
+            sequence=self.tokenizer.decode(visible_ids, keep_special=len(self.masks) > 1),
         )
 
 
@@ -125,11 +124,11 @@ def _read_targets(
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return one id for each target, without duplicates, as `transformers`' pipeline does.
 
-    A target that is a piece of the vocabulary, in its notation, is that piece; any other target is
-    represented by its first piece, and skipped if it has none.
+    A target is a piece of the vocabulary, in its notation. Any other target is replaced by its
+    first piece, or skipped if it has no piece.
 
     Returns:
-        The ids, in the targets' order, and warnings for the caller.
+        The ids, in the order of the targets, and warnings for the caller.
     """
     ids: dict[int, None] = {}
     warnings: list[str] = []
@@ -143,21 +142,21 @@ def _read_targets(
             ids[token] = None
     if not ids:
         raise InvalidInputError(
-            "none of the targets stands for any token; name words that a mask could stand for"
+            "None of the targets contains a token. Use words that can replace the mask."
         )
     if len(warnings) > _MAX_WARNINGS:  # they are sent in a header, whose size is limited
-        rest = f"and so for {len(warnings) - _MAX_WARNINGS} further targets"
-        warnings = [*warnings[:_MAX_WARNINGS], rest]
+        last = f"The same applies to {len(warnings) - _MAX_WARNINGS} more targets."
+        warnings = [*warnings[:_MAX_WARNINGS], last]
     return np.array(list(ids), dtype=np.int64), tuple(warnings)
 
 
 def _explain(tokenizer: AlbertTokenizer, target: str, pieces: Sequence[int]) -> str:
-    missing = f"the target {shorten(target)} is not in the vocabulary"
+    fault = f"The target {shorten(target)} is not in the vocabulary."
     if not pieces:
-        return f"{missing} and stands for nothing; it was passed over"
+        return f"{fault} It has no token and was ignored."
     first = tokenizer.token(pieces[0])
     # A lone "▁" is the space before a word, and does not identify it.
-    telling = (piece for piece in pieces if tokenizer.surface(tokenizer.token(piece)))
-    warning = f"{missing}; its first piece {first!r} was scored"
-    is_unknown = next(telling, tokenizer.unk_id) == tokenizer.unk_id
-    return f"{warning}, which says nothing of it" if is_unknown else warning
+    visible_pieces = (piece for piece in pieces if tokenizer.surface(tokenizer.token(piece)))
+    is_unknown = next(visible_pieces, tokenizer.unk_id) == tokenizer.unk_id
+    limitation = ", which says nothing about the target" if is_unknown else ""
+    return f"{fault} Its first piece {first!r} was scored{limitation}."

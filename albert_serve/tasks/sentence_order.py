@@ -1,6 +1,6 @@
 """Sentence order: the probability that one text follows another, and coherence scores.
 
-The head is that of pretraining (Lan et al. 2019, section 3.1, "Inter-sentence coherence loss"):
+The head is the pretraining head (Lan et al. 2019, section 3.1, "Inter-sentence coherence loss"):
 label 0 in order, label 1 swapped. `docs/tasks.md` explains the scores.
 
 Shape legend: N sentences, P pairs of them, 2 labels.
@@ -34,7 +34,7 @@ from albert_serve.tasks.base import (
     log_softmax,
     softmax,
 )
-from albert_serve.tasks.truncation import Truncator, named
+from albert_serve.tasks.truncation import Truncator, prefix_errors
 from albert_serve.tokenizer import Encoding
 
 
@@ -55,7 +55,7 @@ class SentenceOrder:
             _encode(truncator, item.text, "text"), _encode(truncator, item.text_pair, "text_pair")
         )
         return Prepared(
-            inputs=[fitted.at_cls("sentence-order")],
+            inputs=[fitted.cls_input("sentence-order")],
             finish=_finish_pair,
             num_truncated=fitted.num_truncated,
         )
@@ -72,9 +72,9 @@ def _prepare_sentences(
     inputs: list[EncoderInput] = []
     num_truncated = 0
     for first, second in pairs:
-        with named(f"sentences[{first}] and sentences[{second}] together"):
+        with prefix_errors(f"sentences[{first}] and sentences[{second}] together"):
             fitted = truncator.fit(encoded[first], encoded[second])
-        inputs.append(fitted.at_cls("sentence-order"))
+        inputs.append(fitted.cls_input("sentence-order"))
         num_truncated += fitted.num_truncated
     return Prepared(
         inputs=inputs,
@@ -85,10 +85,10 @@ def _prepare_sentences(
 
 
 def _encode(truncator: Truncator, text: str, name: str) -> Encoding:
-    with named(name):
+    with prefix_errors(name):
         encoding = truncator.encode(text)
     if not text.strip() or not len(encoding):
-        raise InvalidInputError(f"{name} is empty; only texts can have an order")
+        raise InvalidInputError(f"{name} is empty. Send a text with at least one word.")
     return encoding
 
 

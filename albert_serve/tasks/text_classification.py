@@ -1,9 +1,8 @@
 """Text classification: a score for each label of a text, or of a pair of texts.
 
-A model may have several classifiers, of which a request names one.
-
-Scores are those of `transformers`' pipeline. All labels are answered unless `top_k` is set, as in
-Hugging Face's inference API; the pipeline itself answers the best one only.
+If a model has several classifiers, a request can select one by name. Scores equal `transformers`'
+pipeline. The answer has all labels unless `top_k` is set, as in Hugging Face's inference API; the
+pipeline returns only the best label.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from albert_serve.tasks.truncation import Truncator, check_not_empty
 
 @dataclass(frozen=True, slots=True)
 class TextClassification:
-    """Classifies texts by the labels of one head; the default one, unless a request names it."""
+    """Classifies texts by the labels of a head; by default, of the default classifier."""
 
     setup: TaskSetup
 
@@ -44,13 +43,13 @@ class TextClassification:
         truncator = Truncator(self.setup.tokenizer, self.setup.max_positions, parameters.truncation)
         fitted = truncator.fit_texts(texts.text, texts.text_pair)
         return Prepared(
-            inputs=[fitted.at_cls(task)],
+            inputs=[fitted.cls_input(task)],
             finish=lambda logits: _finish(logits[0], head, parameters),
             num_truncated=fitted.num_truncated,
         )
 
     def _head(self, name: str | None) -> tuple[str, HeadEntry]:
-        """Return a head as the engine calls it, and its entry."""
+        """Return the name of a head in the engine, and its entry."""
         heads = {head_name(head, entry): (head, entry) for head, entry in self.setup.heads.items()}
         name = next(iter(heads)) if name is None else name
         if name not in heads:
@@ -85,7 +84,7 @@ def label_names(entry: HeadEntry) -> list[str]:
 
 def no_head(name: str, names: Sequence[str]) -> InvalidInputError:
     """Return the error of a request for a classifier that the model lacks."""
-    return InvalidInputError(f"the model has no head {name!r}; it has {', '.join(names)}")
+    return InvalidInputError(f"The model has no head {name!r}. Choose one of {', '.join(names)}.")
 
 
 def _apply(function: ScoreFunction, logits: Logits) -> NDArray[np.float64]:

@@ -13,17 +13,17 @@ TRUNCATION_HELP: Final = (
     "truncate longer texts to the length of training (--length of finetune; otherwise all "
     "positions of the model); with --no-truncation they are errors (default: truncate)"
 )
-# Tasks that read a text at once; others read windows, or rows of pretraining.
+# These tasks read a text as one input; others read windows, or rows of pretraining.
 _TASKS: Final = (CLASSIFICATION, "multiple-choice", FEATURE_EXTRACTION)
 
 
 def text_length(head: str, training: object, max_positions: int) -> int:
-    """Return the maximum tokens of a text: as many as in training if that is known.
+    """Return the maximum tokens of a text: the length in training, if it is known.
 
     Args:
-        head: a task, or `text-classification/NAME`.
-        training: content of a checkpoint's `training.json`, or of a manifest's part of it.
-        max_positions: the model's, for all other cases.
+        head: name of the head: a task, or `text-classification/NAME`.
+        training: content of a checkpoint's `training.json`, or its copy in a manifest.
+        max_positions: number of the model's positions, which limits all texts.
     """
     if task_of(head) not in _TASKS:
         return max_positions
@@ -47,7 +47,7 @@ def describe_long_texts(num_long: int, num_texts: int, length: int, *, truncatio
 
 
 def _has_trained(stage: Any, head: str) -> bool:
-    """Whether a stage of training trained a head, or embeddings, which have none."""
+    """Whether a stage of training trained a head or, for feature extraction, embeddings."""
     if not isinstance(stage, dict) or _length(stage) < 1:
         return False
     if head == FEATURE_EXTRACTION:
@@ -57,7 +57,7 @@ def _has_trained(stage: Any, head: str) -> bool:
 
 
 def _length(stage: Mapping[str, Any]) -> int:
-    """Return the maximum tokens of a stage's texts; 0 if they are not known."""
+    """Return the maximum tokens of a stage's texts; 0 if unknown."""
     settings = stage.get("settings")
     length = str(settings.get("length")) if isinstance(settings, dict) else ""
     return int(length) if re.fullmatch(r"[0-9]{1,9}", length) else 0

@@ -13,7 +13,7 @@ from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import EncoderInput, Reduction
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
-# [CLS], and the [SEP] after a text, or after each text of a pair.
+# [CLS] begins a sequence, and [SEP] ends each of its texts.
 _SPECIAL: Final = 2
 _PAIR_SPECIAL: Final = 3
 
@@ -23,18 +23,20 @@ class FittedEncoding:
     """An encoding that fits the model.
 
     Attributes:
-        encoding: with the special tokens.
-        num_truncated: tokens that were cut off.
+        encoding: tokens, including special tokens.
+        num_truncated: number of truncated tokens.
     """
 
     encoding: Encoding
     num_truncated: int = 0
 
-    def at_cls(self, task: str) -> EncoderInput:
+    def cls_input(self, task: str) -> EncoderInput:
         """Return the input of a task whose head reads the [CLS] row."""
-        return self.at(task, [0])
+        return self.input_for_rows(task, [0])
 
-    def at(self, task: str, rows: list[int] | None, reduction: Reduction = "none") -> EncoderInput:
+    def input_for_rows(
+        self, task: str, rows: list[int] | None, reduction: Reduction = "none"
+    ) -> EncoderInput:
         """Return the input of a task that reads these rows; None for all."""
         ids, types = self.encoding.ids, self.encoding.types
         return EncoderInput(ids=ids, types=types, task=task, rows=rows, reduction=reduction)
@@ -42,10 +44,10 @@ class FittedEncoding:
 
 @dataclass(frozen=True, slots=True)
 class Truncator:
-    """Fits texts to a number of positions: cuts long ones, or refuses them.
+    """Truncates or rejects texts with more tokens than the model has positions.
 
     Attributes:
-        mode: "truncate" cuts; with "error" a TextTooLongError is raised.
+        mode: "truncate" removes tokens; "error" raises a TextTooLongError.
     """
 
     tokenizer: AlbertTokenizer
@@ -53,7 +55,7 @@ class Truncator:
     mode: Truncation
 
     def encode(self, text: str) -> Encoding:
-        """Encode a text without special tokens; refuse a long one before its encoding is made."""
+        """Encode a text without special tokens; reject a long text before its encoding is made."""
         if self.mode != "error":
             return self.tokenizer.encode_plain(text)
 
@@ -73,10 +75,10 @@ class Truncator:
         second: Encoding | None = None,
         direction: TruncationDirection = "right",
     ) -> FittedEncoding:
-        """Fit encodings without special tokens; the ends are cut, of the longer text first.
+        """Fit encodings without special tokens; a pair loses tokens of its longer text first.
 
         Args:
-            direction: the end at which a single text is cut.
+            direction: end at which a single text is truncated.
         """
         num_special = _SPECIAL if second is None else _PAIR_SPECIAL
         num_tokens = len(first) + (0 if second is None else len(second)) + num_special
@@ -87,13 +89,13 @@ class Truncator:
             raise self._too_many(num_tokens)
         if second is None:
             start = num_excess if direction == "left" else 0
-            kept = len(first) - num_excess
+            stop = start + len(first) - num_excess
             return FittedEncoding(
-                encoding=self.tokenizer.build(first.slice(start, start + kept)),
+                encoding=self.tokenizer.build(first.slice(start, stop)),
                 num_truncated=num_excess,
             )
-        room = self.max_positions - num_special
-        num_first, num_second = _longest_first(len(first), len(second), room)
+        max_tokens = self.max_positions - num_special
+        num_first, num_second = _longest_first(len(first), len(second), max_tokens)
         return FittedEncoding(
             encoding=self.tokenizer.build(first.slice(0, num_first), second.slice(0, num_second)),
             num_truncated=num_excess,
@@ -101,32 +103,31 @@ class Truncator:
 
     def _too_many(self, num_tokens: int) -> TextTooLongError:
         return TextTooLongError(
-            f"the text is {num_tokens} tokens with the special ones, and the model reads at most "
-            f"{self.max_positions}; shorten it, or set the parameter truncation to true, which "
-            "cuts it"
+            f"The text has {num_tokens} tokens, including special tokens; the model reads at most "
+            f"{self.max_positions}. Shorten the text or set truncation to true."
         )
 
 
 def check_not_empty(name: str, text: str) -> None:
-    """Refuse an empty text, or one of white space alone."""
+    """Reject a text that is empty or white space."""
     if not text.strip():
-        raise InvalidInputError(f"{name} is empty; send a text with at least one word")
+        raise InvalidInputError(f"{name} is empty. Send a text with at least one word.")
 
 
 @contextlib.contextmanager
-def named(place: str) -> Iterator[None]:
-    """Have the refusal of a text say which of several it is."""
+def prefix_errors(path: str) -> Iterator[None]:
+    """Prefix the error of a text with its path in the request."""
     try:
         yield
     except (TextTooLongError, InvalidInputError) as error:
-        raise type(error)(f"{place}: {error}") from error
+        raise type(error)(f"{path}: {error}") from error
 
 
-def _longest_first(num_first: int, num_second: int, room: int) -> tuple[int, int]:
-    """Return each text's tokens that fit into `room`, as `tokenizers`' "longest_first" does."""
-    half = room // 2
+def _longest_first(num_first: int, num_second: int, max_tokens: int) -> tuple[int, int]:
+    """Return the number of tokens to keep of each text, as `tokenizers`' "longest_first" does."""
+    half = max_tokens // 2
     if min(num_first, num_second) <= half:
         if num_first <= num_second:
-            return num_first, room - num_first
-        return room - num_second, num_second
-    return (room - half, half) if num_first > num_second else (half, room - half)
+            return num_first, max_tokens - num_first
+        return max_tokens - num_second, num_second
+    return (max_tokens - half, half) if num_first > num_second else (half, max_tokens - half)

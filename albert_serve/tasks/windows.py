@@ -1,8 +1,8 @@
 """Overlapping windows over a text of any length, and their logits merged to one document.
 
-Each token's logits come from the window in which its shorter side of context is longest, as in the
-original BERT and ALBERT code ("max context"). So no token counts twice, and the probabilities over
-the whole document sum to one.
+Each token's logits come from the window that gives it the most context on its shorter side, as in
+the original BERT and ALBERT code ("max context"). So no token counts twice, and the probabilities
+over the document have a sum of 1.
 
 Shape legend: N tokens of the text, S positions of one window's sequence, K outputs of the head.
 """
@@ -23,8 +23,8 @@ class Windows:
     """The windows of a document.
 
     Attributes:
-        ranges: text tokens of each window, end excluded.
-        num_before: rows of logits in front of the text's in each sequence.
+        ranges: tokens of the text in each window, end excluded.
+        num_before: number of rows of logits before the text's rows in each sequence.
     """
 
     ranges: Sequence[tuple[int, int]]
@@ -32,40 +32,43 @@ class Windows:
 
     @property
     def num_tokens(self) -> int:
-        """N, the tokens of the text."""
+        """N, the number of tokens of the text."""
         return self.ranges[-1][1]
 
-    def owners(self) -> NDArray[np.int64]:
-        """Return the window of each token's logits; (N,)."""
-        best = np.full(self.num_tokens, -1)
-        owners = np.zeros(self.num_tokens, dtype=np.int64)
-        for number, (start, end) in enumerate(self.ranges):
-            within = np.arange(end - start)
-            context = np.minimum(within, within[::-1])
-            better = context > best[start:end]
-            best[start:end][better] = context[better]
-            owners[start:end][better] = number
-        return owners
+    def window_per_token(self) -> NDArray[np.int64]:
+        """Return the index of the window that gives each token's logits; (N,)."""
+        max_context = np.full(self.num_tokens, -1)
+        windows = np.zeros(self.num_tokens, dtype=np.int64)
+        for index, (start, end) in enumerate(self.ranges):
+            offsets = np.arange(end - start)
+            context = np.minimum(offsets, offsets[::-1])
+            is_longer = context > max_context[start:end]
+            max_context[start:end][is_longer] = context[is_longer]
+            windows[start:end][is_longer] = index
+        return windows
 
     def stitch(self, logits: Sequence[Logits]) -> Logits:
         """Return the logits of the N text tokens; (N, K).
 
         Args:
-            logits: (S, K) for each window, in order.
+            logits: logits (S, K) of each window, in order.
         """
-        owners = self.owners()
+        windows = self.window_per_token()
         document = np.empty((self.num_tokens, logits[0].shape[1]), dtype=np.float32)
-        for number, ((start, end), window) in enumerate(zip(self.ranges, logits, strict=True)):
-            owned = np.flatnonzero(owners[start:end] == number)
-            document[start + owned] = window[self.num_before + owned]
+        for index, ((start, end), window) in enumerate(zip(self.ranges, logits, strict=True)):
+            offsets = np.flatnonzero(windows[start:end] == index)
+            document[start + offsets] = window[self.num_before + offsets]
         return document
 
 
-def lay_windows(num_tokens: int, room: int, overlap: int, num_before: int) -> Windows:
-    """Return windows of at most `room` of the `num_tokens` (N >= 1), overlapping by `overlap`.
+def make_windows(num_tokens: int, window_size: int, overlap: int, num_before: int) -> Windows:
+    """Return the windows of a text; each shares `overlap` tokens with the next.
 
-    `overlap` must be below `room`.
+    Args:
+        num_tokens: N, at least 1.
+        window_size: maximum tokens of a window, more than `overlap`.
+        num_before: number of rows of logits before the text's rows in each sequence.
     """
-    starts = range(0, max(1, num_tokens - overlap), room - overlap)
-    ranges = [(start, min(start + room, num_tokens)) for start in starts]
+    starts = range(0, max(1, num_tokens - overlap), window_size - overlap)
+    ranges = [(start, min(start + window_size, num_tokens)) for start in starts]
     return Windows(ranges=ranges, num_before=num_before)

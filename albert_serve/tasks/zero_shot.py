@@ -1,9 +1,9 @@
 """Zero-shot classification: labels that the model was not trained on.
 
 A classifier of premises and hypotheses (MNLI) reads the text with a sentence about each label. The
-score of a label is the softmax of its entailment logit over all labels or, by itself, over
-entailment and contradiction. Yin et al. (2019), "Benchmarking Zero-shot Text Classification",
-section 4.2; scores are those of `transformers`' pipeline.
+score of a label is the softmax of its entailment logit over all labels or, with `multi_label`, over
+entailment and contradiction. See Yin et al. (2019), "Benchmarking Zero-shot Text Classification",
+section 4.2. Scores equal `transformers`' pipeline.
 
 Shape legend: N labels.
 """
@@ -23,7 +23,7 @@ from albert_serve.bundle.weights import CLASSIFICATION
 from albert_serve.errors import NotFoundError
 from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, Task, sigmoid, softmax
 from albert_serve.tasks.text_classification import TextClassification, label_names
-from albert_serve.tasks.truncation import Truncator, check_not_empty, named
+from albert_serve.tasks.truncation import Truncator, check_not_empty, prefix_errors
 
 _ENTAILMENT: Final = "entail"
 _CONTRADICTION: Final = "contradict"
@@ -34,8 +34,8 @@ class ZeroShot:
     """Classifies texts by the labels of a request.
 
     Attributes:
-        head: the classifier, as the engine calls it.
-        entailment, contradiction: the columns of these labels.
+        head: name of the classifier in the engine.
+        entailment, contradiction: columns of these labels in the logits.
     """
 
     classifier: TextClassification
@@ -45,7 +45,7 @@ class ZeroShot:
 
     @classmethod
     def open(cls, tasks: Mapping[str, Task]) -> Self:
-        """Return the task for a model, by its others."""
+        """Return the task of a model that has these other tasks."""
         classifier = tasks[CLASSIFICATION]
         assert isinstance(classifier, TextClassification)
         for name, entry in classifier.setup.heads.items():
@@ -55,8 +55,8 @@ class ZeroShot:
                     contradiction = 0 if entailment else entry.num_outputs - 1
                 return cls(classifier, name, entailment, contradiction)
         raise NotFoundError(
-            "zero-shot classification needs a classifier that was trained on MNLI, with a label "
-            '"entailment", and this model has none'
+            'This model has no classifier with a label "entailment". Zero-shot classification '
+            "requires a classifier that was trained on MNLI."
         )
 
     def prepare(self, item: str, parameters: ZeroShotParameters) -> Prepared[ZeroShotAnswer]:
@@ -66,14 +66,14 @@ class ZeroShot:
         truncator = Truncator(setup.tokenizer, setup.max_positions, parameters.truncation)
         text = truncator.encode(item)  # once: it may be long, and the labels many
         pairs = []
-        for number, label in enumerate(labels):
-            place = f"candidate_labels[{number}]"
-            check_not_empty(place, label)
-            with named(f"the text with {place}"):
+        for index, label in enumerate(labels):
+            path = f"candidate_labels[{index}]"
+            check_not_empty(path, label)
+            with prefix_errors(f"the text with {path}"):
                 hypothesis = truncator.encode(parameters.hypothesis_template.replace("{}", label))
                 pairs.append(truncator.fit(text, hypothesis))
         return Prepared(
-            inputs=[pair.at_cls(self.head) for pair in pairs],
+            inputs=[pair.cls_input(self.head) for pair in pairs],
             finish=lambda logits: self._finish(logits, parameters),
             num_truncated=sum(pair.num_truncated for pair in pairs),
             answer_bytes=ENTRY_BYTES * len(pairs),
@@ -92,6 +92,6 @@ class ZeroShot:
 
 
 def _column(entry: HeadEntry, prefix: str) -> int | None:
-    """Return the first label that begins so, case aside; None without one."""
+    """Return the index of the first label with this prefix, ignoring case; None without a match."""
     names = enumerate(label_names(entry))
     return next((index for index, name in names if name.lower().startswith(prefix)), None)

@@ -1,7 +1,7 @@
-"""The page at `/`, where the tasks are tried by hand, and the routes that give its files out.
+"""The page at `/` for trying the tasks, and the routes of its files.
 
-The files hold no data and call nothing but the endpoints beside them. They need no build step, and
-work under any path prefix.
+The files contain no data and call only the service's endpoints. They need no build step, and work
+under any path prefix.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _POLICY: Final = (
     "object-src 'none'"
 )
 _HEADERS: Final = {
-    # A browser asks each time whether its copy is still good, so that no two versions mix.
+    # A browser checks its copy for each request, so that files of two versions never mix.
     "Cache-Control": "no-cache",
     "Content-Security-Policy": f"{_POLICY}; require-trusted-types-for 'script'; "
     "trusted-types 'none'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-# For the API page: Swagger UI writes HTML, sets styles, and has images in its style sheet.
+# The API page needs these: Swagger UI writes HTML, sets styles, and embeds images.
 API_PAGE_HEADERS: Final = {
     **_HEADERS,
     "Content-Security-Policy": f"{_POLICY}; img-src 'self' data:; style-src 'self' 'unsafe-inline'",
@@ -54,7 +54,7 @@ class _File:
 
 
 def page_routes() -> list[Route]:
-    """`/` and the files that it loads, under `/web/`. No key is needed to read them."""
+    """Return the routes of `/` and of its files under `/web/`, which require no key."""
     return [Route("/", _page), Route("/web/{name}", _asset)]
 
 
@@ -71,16 +71,16 @@ async def _asset(request: Request) -> Response:
 
 def _reply(request: Request, file: _File) -> Response:
     headers = {**_HEADERS, "ETag": file.etag}
-    known = request.headers.get("if-none-match", "").split(",")
-    # A proxy that compresses marks the tag as weak.
-    if file.etag in {tag.strip().removeprefix("W/") for tag in known}:
+    tags = request.headers.get("if-none-match", "").split(",")
+    # A proxy that compresses makes the tag weak.
+    if file.etag in {tag.strip().removeprefix("W/") for tag in tags}:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     return Response(file.content, headers={**headers, "Content-Type": file.media_type})
 
 
 @functools.cache
 def _files() -> dict[str, _File]:
-    """The page's files by name, read once."""
+    """Return the page's files by name; they are read once."""
     files = {}
     for entry in resources.files(__name__).iterdir():
         media_type = _MEDIA_TYPES.get(PurePath(entry.name).suffix)

@@ -103,7 +103,7 @@ def test_an_address_that_cannot_be_had_is_one_line(failing_to_serve: Callable[..
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         line = failing_to_serve("--port", str(port))
-    assert line.startswith(f"cannot listen on port {port} of 127.0.0.1: [Errno 98] Address")
+    assert line.startswith(f"Cannot listen on port {port} of 127.0.0.1: [Errno 98] Address")
     line = failing_to_serve("--host", "192.0.2.1")
     assert "of 192.0.2.1: [Errno 99] Cannot assign" in line
     assert "port must be 0-65535" in failing_to_serve("--port", "65536")
@@ -173,8 +173,8 @@ def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr == (
-        f"error: {missing} is not installed, which `albert-serve {command}` needs: "
-        f"pip install 'albert-serve[{extra}]', or in a clone pip install '.[{extra}]'\n"
+        f"error: `albert-serve {command}` needs {missing}, which is not installed. Run pip install "
+        f"'albert-serve[{extra}]', or in a clone pip install '.[{extra}]'.\n"
     )
 
 

@@ -25,7 +25,7 @@ ITEMS: dict[str, Any] = {
     "token-classification": "a",
     "feature-extraction": "a",
 }
-LONG = f"at most {MAX_CHARS} are taken: shorten or split the text"
+LONG = f"at most {MAX_CHARS} are allowed. Shorten or split the text."
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -72,13 +72,13 @@ def test_values_at_their_limits_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ([], "the body must be an object, not []"),
-        ({}, "inputs is missing"),
-        ({"inputs": []}, "inputs must hold at least one item"),
-        ({"inputs": ["a", 1]}, "inputs[1] must be a valid string, not 1"),
+        ([], "The body must be an object, not []."),
+        ({}, "inputs is missing."),
+        ({"inputs": []}, "inputs must have at least 1 item."),
+        ({"inputs": ["a", 1]}, "inputs[1] must be a valid string, not 1."),
         (
             {"inputs": "\ud800"},
-            "inputs holds half of a surrogate pair, which stands for no character",
+            "inputs contains half of a surrogate pair, which is not a character.",
         ),
         (
             {"inputs": ["a", "x" * (MAX_CHARS + 1)]},
@@ -86,11 +86,11 @@ def test_values_at_their_limits_are_accepted() -> None:
         ),
         (
             {"inputs": ["x"] * (MAX_ITEMS + 1)},
-            f"inputs holds {MAX_ITEMS + 1} items; at most {MAX_ITEMS} are taken: split the list",
+            f"inputs has {MAX_ITEMS + 1} items; at most {MAX_ITEMS} are allowed. Split the list.",
         ),
         (
             {f"x{number}": 1 for number in range(5)},
-            "the body: 'x0', 'x1', 'x2' is not known here; allowed are inputs, parameters",
+            "Unknown field 'x0', 'x1', 'x2'. Use inputs, parameters.",
         ),
     ],
 )
@@ -98,24 +98,24 @@ def test_an_invalid_body_is_described_in_one_sentence(body: Any, expected: str) 
     assert error_of("fill-mask", body) == expected
 
 
-SENTENCES = "; ".join(
-    f"inputs.sentences[{index}] must be a valid string, not {index + 1}" for index in range(3)
+SENTENCES = " ".join(
+    f"inputs.sentences[{index}] must be a valid string, not {index + 1}." for index in range(3)
 )
 
 
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [
-        ([1] * 65_536, "inputs[0] must be an object, not 1"),
+        ([1] * 65_536, "inputs[0] must be an object, not 1."),
         (
             {"sentences": [1, 2, 3, 4, 5]},
-            f"{SENTENCES}; and 2 more",
+            f"{SENTENCES} There are 2 more errors.",
         ),
         ({"sentences": [1, 2, 3]}, SENTENCES),
-        ({"sentences": ["a"]}, "inputs.sentences must hold at least 2 items"),
+        ({"sentences": ["a"]}, "inputs.sentences must have at least 2 items."),
         (
             {"sentences": ["a", "b"], "text": "c"},
-            "inputs: 'text' is not known here; allowed are sentences",
+            "inputs: Unknown field 'text'. Use sentences.",
         ),
     ],
 )
@@ -130,10 +130,10 @@ def test_an_error_names_the_path_in_the_form_that_was_used(inputs: Any, expected
         ("fill-mask", {"top_k": 0}, ".top_k must be greater than or equal to 1, not 0"),
         ("fill-mask", {"top_k": 1001}, ".top_k must be less than or equal to 1000, not 1001"),
         ("fill-mask", {"top_k": "5"}, ".top_k must be a valid integer, not '5'"),
-        ("fill-mask", {"targets": ["x"] * 1001}, ".targets holds 1001 items"),
+        ("fill-mask", {"targets": ["x"] * 1001}, ".targets has 1001 items"),
         (
             *("fill-mask", {"targets": ["x" * 512] * 128 + ["x"]}),
-            ": the targets have 65537 characters together; at most 65536 ",
+            ": The targets have 65537 characters; at most 65536 ",
         ),
         (
             *("text-classification", {"function_to_apply": "default"}),

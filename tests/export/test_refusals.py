@@ -57,7 +57,7 @@ REFUSALS: Final[dict[str, tuple[Change | None, list[str], str]]] = {
     "labels": (config(id2label={"0": "a"}), [], "the classifier has 2 outputs"),
     "a label": (config(id2label={"0": "a", "1": 7}), [], "each by a text"),
     "a head's name": (config(albert_default_head="a/b"), [], "albert_default_head"),
-    "sizes": (config(hidden_size=48), [], "the config asks for (48, 12)"),
+    "sizes": (config(hidden_size=48), [], "the config requires (48, 12)"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), [], "has no weights"),
     "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 5000), [], "5000 bytes"),
     "not finite": (

@@ -137,7 +137,7 @@ def _read_columnar(file: Path, kind: TableType, find: _FindColumn) -> _Read:
     schema, _ = read_schema(file, kind)
     texts = [field.name for field in schema if "string" in str(field.type)]
     column = find(str(file), schema.names, texts)
-    for row in columnar.read_rows(file, kind, [column], before=f"{file}, "):
+    for row in columnar.read_rows(file, kind, [column], prefix=f"{file}, "):
         yield _checked(row, column), row.position
 
 
@@ -176,9 +176,11 @@ def _report_column(column: str) -> None:
 def _checked(row: Row, column: str) -> str:
     text = row.values.get(column)
     if not isinstance(text, str):
-        raise InvalidInputError(f'{row.place}: "{column}" is {reprlib.repr(text)}, not a string.')
+        raise InvalidInputError(
+            f'{row.location}: "{column}" is {reprlib.repr(text)}, not a string.'
+        )
     if not text.isascii() and not is_utf8(text):
         raise InvalidInputError(
-            f"{row.place}: The text is not UTF-8, or has half of a surrogate pair."
+            f"{row.location}: The text is not UTF-8, or has half of a surrogate pair."
         )
     return text

@@ -46,7 +46,7 @@ class NgramMasking:
     @cached_property
     def is_special(self) -> NDArray[np.bool_]:
         """Whether each id is a special token; (V,) bool."""
-        return np.isin(np.arange(len(self.word_starts)), list(self.special.every))
+        return np.isin(np.arange(len(self.word_starts)), list(self.special.all_ids))
 
     @cached_property
     def _ordinary(self) -> NDArray[np.int64]:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from albert_serve.tasks.base import Logits, finite
 from albert_serve.tokenizer import word_bounds
 
-# The spans over which scores are normalised; the size of the n-best list in the original code.
+# Scores are normalised over this number of spans, as in the n-best list of the original code.
 NUM_BEST: Final = 20
-# The limit of candidates in memory: 512 for each of 100,000 tokens would take gigabytes.
-_MAX_HELD: Final = 1 << 20
+# Limits memory: 512 candidates for each of 100,000 tokens would take gigabytes.
+_MAX_CANDIDATES: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,8 +27,8 @@ class Span:
     """A range of characters, end excluded.
 
     Attributes:
-        logit: start + end logit; of several spans of tokens with these characters, the logarithm
-            of the sum of their exponentials.
+        logit: start logit + end logit. If several spans of tokens have these characters, the
+            logarithm of the sum of the exponentials of their logits.
     """
 
     start: int
@@ -41,9 +41,9 @@ class Spans:
     """The spans of a document.
 
     Attributes:
-        best: non-empty spans with different ranges, the most probable first; at least `NUM_BEST`,
-            where there are so many.
-        no_answer: start + end logit of "no answer".
+        best: non-empty spans with different ranges, most probable first; at least `NUM_BEST`, if
+            the document has as many.
+        no_answer: start logit + end logit of "no answer".
     """
 
     best: list[Span]
@@ -51,17 +51,17 @@ class Spans:
 
     @property
     def null_score(self) -> float:
-        """The logit of "no answer" minus that of the best span; infinite without a span."""
+        """Logit of "no answer" minus the best span's logit; infinite without a span."""
         return self.no_answer - self.best[0].logit if self.best else math.inf
 
     def scores(self, threshold: float) -> tuple[list[float], float]:
         """Return the scores of the best spans, and of "no answer".
 
-        A softmax of the logits over the `NUM_BEST` best spans and "no answer", as the
-        "probability" of the n-best list in the original BERT and ALBERT code.
+        Scores are a softmax of the logits over the `NUM_BEST` best spans and "no answer", like the
+        "probability" in the n-best list of the original BERT and ALBERT code.
 
         Args:
-            threshold: the null score over which "no answer" has the highest score.
+            threshold: null score above which "no answer" has the highest score.
         """
         logits = np.array([self.no_answer - threshold, *(span.logit for span in self.best)])
         weights = np.exp(logits - logits.max())
@@ -76,28 +76,32 @@ def find_spans(
 
     Args:
         logits: (1 + N, 2), "no answer" first; start and end.
-        offsets: the characters of each of the N tokens.
-        max_answer_len: tokens of the longest span.
-        top_k: the number of spans to return, if it is over `NUM_BEST`.
+        offsets: character range of each of the N tokens.
+        max_answer_len: maximum tokens of a span.
+        top_k: number of spans to return, if more than `NUM_BEST`.
     """
     wide = finite(logits)
     top_k = max(top_k, NUM_BEST)
     bounds = np.array(offsets, dtype=np.int64).reshape(-1, 2)
-    tokens = _Tokens(starts=wide[1:, 0], ends=wide[1:, 1], bounds=bounds, longest=max_answer_len)
+    tokens = _Tokens(
+        starts=wide[1:, 0], ends=wide[1:, 1], bounds=bounds, max_answer_len=max_answer_len
+    )
     highest = tokens.highest_logit()
     # A range of characters is encoded as one number, so that equal ranges are equal numbers.
     width = int(bounds.max(initial=0)) + 1
     ranges, sums = np.zeros(0, dtype=np.int64), np.zeros(0)
-    num_firsts = max(1, _MAX_HELD // min(max_answer_len, max(1, len(bounds))))
+    num_firsts = max(1, _MAX_CANDIDATES // min(max_answer_len, max(1, len(bounds))))
     for first in range(0, len(bounds), num_firsts):
         firsts = slice(first, first + num_firsts)
-        more, span_logits = tokens.candidates(firsts, width)
+        span_ranges, span_logits = tokens.candidates(firsts, width)
         weights = np.exp(span_logits - highest)
-        ranges, sums = _summed(np.concatenate([ranges, more]), np.concatenate([sums, weights]))
+        ranges, sums = _sum_by_range(
+            np.concatenate([ranges, span_ranges]), np.concatenate([sums, weights])
+        )
         if firsts.stop < len(bounds):
-            # The next candidates may add to the sums of ranges from here on.
+            # The next candidates may add to the sums of ranges after the complete ranges.
             complete = int(np.searchsorted(ranges, bounds[firsts.stop, 0] * width))
-            ranges, sums = _kept(ranges, sums, complete, top_k)
+            ranges, sums = _drop_worst(ranges, sums, complete, top_k)
     order = np.argsort(-sums, kind="stable")[:top_k]
     with np.errstate(divide="ignore"):  # a weight of 0 has the logit -inf
         range_logits = highest + np.log(sums[order])
@@ -113,24 +117,24 @@ class _Tokens:
     """The tokens of a document.
 
     Attributes:
-        starts: (N,), the logits of an answer's start.
-        ends: (N,), those of its end.
-        bounds: (N, 2), the characters of each token.
-        longest: tokens of the longest span.
+        starts: (N,), logits of an answer's start.
+        ends: (N,), logits of an answer's end.
+        bounds: (N, 2), character range of each token.
+        max_answer_len: maximum tokens of a span.
     """
 
     starts: NDArray[np.float64]
     ends: NDArray[np.float64]
     bounds: NDArray[np.int64]
-    longest: int
+    max_answer_len: int
 
     def highest_logit(self) -> float:
-        """Return the highest start + end logit of a span; -inf without any."""
+        """Return the highest start + end logit of a span; -inf without a span."""
         pairs = self._pairs(slice(0, len(self.bounds)))
         return max(
             (
-                float((self.starts[first] + self.ends[last]).max(initial=-np.inf, where=held))
-                for first, last, held in pairs
+                float((self.starts[first] + self.ends[last]).max(initial=-np.inf, where=is_span))
+                for first, last, is_span in pairs
             ),
             default=-np.inf,
         )
@@ -138,26 +142,26 @@ class _Tokens:
     def candidates(
         self, firsts: slice, width: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the range, as one number, and the logit of each span; (C,) each.
+        """Return the range of each span, as one number, and its logit; (C,) and (C,).
 
         Args:
-            firsts: the first tokens of the spans.
-            width: by which a range's start is multiplied.
+            firsts: first tokens of the spans.
+            width: factor of a range's start.
         """
         ranges, logits = [], []
-        for first, last, held in self._pairs(firsts):
-            ranges.append((self.bounds[first, 0] * width + self.bounds[last, 1])[held])
-            logits.append((self.starts[first] + self.ends[last])[held])
+        for first, last, is_span in self._pairs(firsts):
+            ranges.append((self.bounds[first, 0] * width + self.bounds[last, 1])[is_span])
+            logits.append((self.starts[first] + self.ends[last])[is_span])
         return np.concatenate(ranges), np.concatenate(logits)
 
     def _pairs(self, firsts: slice) -> Iterator[tuple[slice, slice, NDArray[np.bool_]]]:
-        """Yield the first and the last tokens of spans of each length, and which are spans.
+        """Yield, for each length, the first tokens, the last tokens, and whether both are a span.
 
-        A span is not empty, and does not begin or end with a token of white space alone.
+        A span is not empty, and does not begin or end with a token of white space.
         """
         num_tokens = len(self.bounds)
         filled = self.bounds[:, 1] > self.bounds[:, 0]
-        for extra in range(min(self.longest, num_tokens)):
+        for extra in range(min(self.max_answer_len, num_tokens)):
             num_firsts = max(0, min(firsts.stop, num_tokens - extra) - firsts.start)
             first = slice(firsts.start, firsts.start + num_firsts)
             last = slice(first.start + extra, first.stop + extra)
@@ -165,29 +169,29 @@ class _Tokens:
             yield first, last, is_long & filled[first] & filled[last]
 
 
-def _summed(
+def _sum_by_range(
     ranges: NDArray[np.int64], weights: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return each range once, in order, and the sum of its weights."""
-    different, which = np.unique(ranges, return_inverse=True)
-    sums = np.bincount(which, weights=weights, minlength=len(different))
-    return different, sums.astype(np.float64)
+    unique_ranges, indices = np.unique(ranges, return_inverse=True)
+    sums = np.bincount(indices, weights=weights, minlength=len(unique_ranges))
+    return unique_ranges, sums.astype(np.float64)
 
 
-def _kept(
+def _drop_worst(
     ranges: NDArray[np.int64], sums: NDArray[np.float64], num_complete: int, top_k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the best complete ranges and all incomplete ones, in order."""
+    """Return the best complete ranges and all incomplete ranges, in order."""
     best = np.sort(np.argsort(-sums[:num_complete], kind="stable")[:top_k])
-    kept = np.concatenate([best, np.arange(num_complete, len(sums))])
-    return ranges[kept], sums[kept]
+    remaining = np.concatenate([best, np.arange(num_complete, len(sums))])
+    return ranges[remaining], sums[remaining]
 
 
 def align(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
-    """Return the offsets widened to whole words.
+    """Return the offsets extended to whole words.
 
-    A word is a run of letters, marks and digits, so that punctuation stays outside an answer. In
-    scripts without spaces between words it is a letter with its marks: an answer is its tokens'.
+    A word is a run of letters, marks and digits, so punctuation stays outside an answer. In scripts
+    without spaces between words, it is a letter with its marks, so answers keep their tokens.
     """
     first, last = word_bounds(text)
     return [

@@ -18,11 +18,11 @@ from albert_serve.api.schemas import AggregationStrategy
 from albert_serve.tokenizer import is_spaceless, word_bounds
 
 OUTSIDE: Final = "O"
-# The prefixes of BIO, IO, BIOES, BILOU and BMES, each as the one of BIOES that means the same.
+# Maps prefixes of BIO, IO, BIOES, BILOU and BMES to their equivalents in BIOES.
 _PREFIXES: Final = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "U": "S"}
 _BEGINS: Final = "BS"
 _ENDS: Final = "ES"
-# Words that keep their full stop: U.S., Ph.D., and those that are often part of a name.
+# These words keep their full stop: U.S., Ph.D., and common parts of names.
 _ABBREVIATION: Final = re.compile(
     r"(?:[^\W\d_]{1,2}\.){2,}|(?:Inc|Ltd|Co|Corp|Bros|Jr|Sr|St|Mt|Dr|Mr|Mrs|Ms|Prof)\."
 )
@@ -46,34 +46,34 @@ class Unit(NamedTuple):
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """Return the prefix of a tag as BIOES has it and the label; "I" of a tag without a prefix."""
+    """Return the BIOES prefix of a tag (default: I) and its label."""
     prefix, dash, label = tag.partition("-")
     return (_PREFIXES[prefix], label) if dash and prefix in _PREFIXES else ("I", tag)
 
 
 def find_spans(tags: Sequence[str]) -> Iterator[Span]:
-    """Yield the runs of tags of one label, "O" included, in BIO, BIOES, BILOU, BMES or IO.
+    """Yield the runs of tags of one label, including "O", in BIO, BIOES, BILOU, BMES or IO.
 
-    As seqeval and the pipeline of `transformers` have them: a tag begins a new run if it says so,
-    if the one before ends its run, or if its label is another. The pipeline reads only B and I.
+    As in seqeval and `transformers`' pipeline, a tag begins a new run if its prefix says so, if the
+    previous tag ends its run, or if the label changes. The pipeline reads only B and I.
     """
-    first, prefix_before, label_before = 0, "", ""
+    first, previous_prefix, previous_label = 0, "", ""
     for number, tag in enumerate(tags):
         prefix, label = split_tag(tag)
-        if number and (prefix in _BEGINS or prefix_before in _ENDS or label != label_before):
-            yield Span(label_before, first, number - 1)
+        if number and (prefix in _BEGINS or previous_prefix in _ENDS or label != previous_label):
+            yield Span(previous_label, first, number - 1)
             first = number
-        prefix_before, label_before = prefix, label
+        previous_prefix, previous_label = prefix, label
     if tags:
-        yield Span(label_before, first, len(tags) - 1)
+        yield Span(previous_label, first, len(tags) - 1)
 
 
 def find_words(text: str, offsets: Sequence[tuple[int, int]]) -> list[range]:
     """Return the tokens of each word.
 
-    White space divides words, and punctuation at the ends of one is not part of it, except the full
-    stop of an abbreviation. In scripts without spaces a token is a word. A token that begins where
-    the one before does goes on with its word.
+    White space separates words. Punctuation at the ends of a word is not part of it, except the
+    full stop of an abbreviation. In scripts without spaces, a token is a word. A token with the
+    same start as the previous token belongs to its word.
     """
     firsts = _word_starts(text)
     begins = [
@@ -85,17 +85,17 @@ def find_words(text: str, offsets: Sequence[tuple[int, int]]) -> list[range]:
 
 
 def _word_starts(text: str) -> list[int]:
-    """Return the start of each character's word; outside words of the character itself."""
+    """Return the start of each character's word; outside words, the character's own index."""
     starts, _ = word_bounds(text)
     for chunk in re.finditer(r"\S+", text):
-        places = [n for n in range(*chunk.span()) if unicodedata.category(text[n])[0] in "LMN"]
-        if not places:
+        positions = [n for n in range(*chunk.span()) if unicodedata.category(text[n])[0] in "LMN"]
+        if not positions:
             continue
-        first, end = places[0], places[-1] + 1
+        first, end = positions[0], positions[-1] + 1
         end += bool(_ABBREVIATION.fullmatch(text, first, end + 1))
-        for place in range(first + 1, end):
-            if not (is_spaceless(text[place - 1]) or is_spaceless(text[place])):
-                starts[place] = starts[place - 1]
+        for position in range(first + 1, end):
+            if not (is_spaceless(text[position - 1]) or is_spaceless(text[position])):
+                starts[position] = starts[position - 1]
     return starts
 
 
@@ -106,10 +106,10 @@ def aggregate(
     words: Sequence[range],
     strategy: AggregationStrategy,
 ) -> list[Unit]:
-    """Return the label and its score of each word; with "none" and "simple" of each token.
+    """Return each word's label and score; with "none" and "simple", each token's.
 
-    A word has the label of its first token, of its tokens' mean scores, or of the token with the
-    highest score.
+    The label of a word is the label of its first token, the label with the best mean score, or the
+    label of the token with the highest score.
     """
     if strategy in ("none", "simple"):
         words = [range(number, number + 1) for number in range(len(offsets))]

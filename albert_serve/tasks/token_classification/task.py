@@ -1,7 +1,6 @@
-"""Token classification: the entities in a text, such as names, with their places.
+"""Token classification: the entities in a text, such as names, with their positions.
 
-A text of any length is read in overlapping windows, whose logits are merged to those of one
-document (`tasks/windows.py`).
+A text of any length is read in overlapping windows, whose logits are merged (`tasks/windows.py`).
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import ENTRY_BYTES, EncoderInput, Logits, Prepared, TaskSetup, softmax
 from albert_serve.tasks.text_classification import label_names
 from albert_serve.tasks.token_classification.entities import aggregate, find_words, join
-from albert_serve.tasks.windows import Windows, lay_windows
+from albert_serve.tasks.windows import Windows, make_windows
 from albert_serve.tokenizer import Encoding
 
-# [CLS] and [SEP].
+# A window is surrounded by [CLS] and [SEP].
 _NUM_SPECIAL: Final = 2
 _DEFAULT_STRIDE: Final = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TextInWindows:
+class WindowedText:
     """A text ready for the engine.
 
     Attributes:
-        inputs: one for each window, of which the head reads the rows of the text's tokens.
-        encoding: the tokens of the text.
+        inputs: encoder input of each window; the head reads the rows of the text's tokens.
+        encoding: tokens of the text.
     """
 
     text: str
@@ -65,33 +64,34 @@ class TokenClassification:
     def prepare(
         self, item: str, parameters: TokenClassificationParameters
     ) -> Prepared[TokenClassificationAnswer]:
-        """Encode one text; one input a window."""
-        laid = self.lay(item, parameters.stride)
+        """Encode one text; one input per window."""
+        windowed = self.split(item, parameters.stride)
         return Prepared(
-            inputs=laid.inputs,
-            finish=lambda logits: self._finish(laid, logits, parameters),
-            answer_bytes=ENTRY_BYTES * len(laid.encoding),
+            inputs=windowed.inputs,
+            finish=lambda logits: self._finish(windowed, logits, parameters),
+            answer_bytes=ENTRY_BYTES * len(windowed.encoding),
         )
 
-    def lay(self, text: str, stride: int | None = None) -> TextInWindows:
-        """Encode one text in windows."""
+    def split(self, text: str, stride: int | None = None) -> WindowedText:
+        """Encode one text, and split it into windows."""
         tokenizer = self.setup.tokenizer
         encoding = tokenizer.encode_plain(text)
         if not text.strip() or not len(encoding):
-            raise InvalidInputError("text is empty; send a text with at least one word")
-        room = self.setup.max_positions - _NUM_SPECIAL
-        if stride is not None and stride > room // 2:
+            raise InvalidInputError("text is empty. Send a text with at least one word.")
+        window_size = self.setup.max_positions - _NUM_SPECIAL
+        if stride is not None and stride > window_size // 2:
             raise InvalidInputError(
-                f"stride is {stride}; windows of {room} tokens share at most {room // 2}"
+                f"stride is {stride}, but windows of {window_size} tokens share at most "
+                f"{window_size // 2}. Lower stride."
             )
-        overlap = min(_DEFAULT_STRIDE, room // 2) if stride is None else stride
-        windows = lay_windows(len(encoding), room, overlap, num_before=0)
+        overlap = min(_DEFAULT_STRIDE, window_size // 2) if stride is None else stride
+        windows = make_windows(len(encoding), window_size, overlap, num_before=0)
         inputs = []
         for start, end in windows.ranges:
             built = tokenizer.build(encoding.slice(start, end))
             rows = list(range(1, 1 + end - start))
             inputs.append(EncoderInput(ids=built.ids, types=built.types, task=TOKENS, rows=rows))
-        return TextInWindows(text=text, inputs=inputs, encoding=encoding, windows=windows)
+        return WindowedText(text=text, inputs=inputs, encoding=encoding, windows=windows)
 
     @property
     def labels(self) -> list[str]:
@@ -99,29 +99,32 @@ class TokenClassification:
         return label_names(self.setup.head)
 
     def _finish(
-        self, laid: TextInWindows, logits: list[Logits], parameters: TokenClassificationParameters
+        self,
+        windowed: WindowedText,
+        logits: list[Logits],
+        parameters: TokenClassificationParameters,
     ) -> TokenClassificationAnswer:
-        text, offsets = laid.text, laid.encoding.offsets
+        text, offsets = windowed.text, windowed.encoding.offsets
         strategy, ignored = parameters.aggregation_strategy, set(parameters.ignore_labels)
-        units = aggregate(laid.scores(logits), self.labels, offsets, laid.words, strategy)
+        units = aggregate(windowed.scores(logits), self.labels, offsets, windowed.words, strategy)
         if strategy != "none":
             return [
                 EntityGroup(
-                    entity_group=one.label,
-                    score=one.score,
-                    word=text[one.start : one.end],
-                    start=one.start,
-                    end=one.end,
+                    entity_group=entity.label,
+                    score=entity.score,
+                    word=text[entity.start : entity.end],
+                    start=entity.start,
+                    end=entity.end,
                 )
-                for one in join(units)
-                if one.label not in ignored
+                for entity in join(units)
+                if entity.label not in ignored
             ]
         return [
             ClassifiedToken(
                 entity=unit.label,
                 score=unit.score,
                 index=index,
-                word=self._piece(laid, index - 1),
+                word=self._piece(windowed, index - 1),
                 start=unit.start,
                 end=unit.end,
             )
@@ -129,8 +132,10 @@ class TokenClassification:
             if unit.label not in ignored
         ]
 
-    def _piece(self, laid: TextInWindows, number: int) -> str:
+    def _piece(self, windowed: WindowedText, index: int) -> str:
         """Return a token as the vocabulary writes it, or its characters if it is unknown."""
-        token_id, (start, end) = laid.encoding.ids[number], laid.encoding.offsets[number]
+        token_id, (start, end) = windowed.encoding.ids[index], windowed.encoding.offsets[index]
         tokenizer = self.setup.tokenizer
-        return laid.text[start:end] if token_id == tokenizer.unk_id else tokenizer.token(token_id)
+        return (
+            windowed.text[start:end] if token_id == tokenizer.unk_id else tokenizer.token(token_id)
+        )

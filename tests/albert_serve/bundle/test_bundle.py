@@ -55,7 +55,7 @@ def test_a_missing_changed_or_truncated_file_is_named(
     with pytest.raises(BundleCorruptError, match=message):
         Bundle.open(folder, verify=verify)
     (folder / name).unlink()
-    with pytest.raises(BundleMissingError, match=rf"{name}.*albert-serve export"):
+    with pytest.raises(BundleMissingError, match=f"{name} does not exist"):
         Bundle.open(folder, verify=verify)
 
 
@@ -205,8 +205,8 @@ def test_a_header_gives_the_location_of_each_tensor(tmp_path: Path) -> None:
         ({"w": ("I8", (3, 2)), "w_scale": ("F32", (2,))}, (2, 3), None),
         ({"w": ("I8", (2, 3)), "w_scale": ("F32", (2,))}, (2, 3), r"w has shape \(2, 3\)"),
         ({"w": ("I8", (3, 2)), "w_scale": ("F32", (3,))}, (2, 3), r"w_scale has shape \(3,\)"),
-        ({"w": ("I8", (3, 2)), "w_scale": ("F16", (2,))}, (2, 3), "F32 _scale"),
-        ({"w": ("I8", (3, 2))}, (2, 3), "F32 _scale"),
+        ({"w": ("I8", (3, 2)), "w_scale": ("F16", (2,))}, (2, 3), "w_scale"),
+        ({"w": ("I8", (3, 2))}, (2, 3), "w_scale"),
     ],
 )
 def test_weights_have_the_types_and_shapes_that_are_read(

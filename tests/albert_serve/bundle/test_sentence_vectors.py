@@ -79,11 +79,11 @@ def test_a_text_has_at_most_the_tokens_of_the_files_or_all_positions(
         ("1_Pooling/config.json", {"pooling_mode": ["mean", "max"]}, "mean.*, cls"),
         ("1_Pooling/config.json", {"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len"),
         ("sentence_bert_config.json", {"max_seq_length": 2}, "max_seq_length"),
-        ("sentence_bert_config.json", {"do_lower_case": True}, "set it to false"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "Set it to false"),
         ("config_sentence_transformers.json", PROMPT, "a prompt before every text"),
         ("config_sentence_transformers.json", {"truncate_dim": 8}, "has truncate_dim 8,"),
-        ("config_setfit.json", {"labels": ["dry", "wet"]}, "Copy the folder without"),
-        ("model_head.pkl", "a pickle file", "Copy the folder without"),
+        ("config_setfit.json", {"labels": ["dry", "wet"]}, "copy the folder without"),
+        ("model_head.pkl", "a pickle file", "copy the folder without"),
     ],
 )
 def test_a_form_that_is_not_supported_is_rejected_with_the_file(

@@ -75,7 +75,7 @@ def test_an_imported_bundle_is_a_model_of_bentomls(
 ) -> None:
     revision = Bundle.open(bundle_dir).manifest.revision
     stored(bundle_dir)
-    assert capsys.readouterr().out.startswith(f"tiny:{revision} is in BentoML's model store; ")
+    assert capsys.readouterr().out.startswith(f"tiny:{revision} is in BentoML's model store. ")
 
     (model,) = json.loads(bentoml(home, "models", "list", "--output", "json"))
     assert model["tag"] == f"tiny:{revision}"

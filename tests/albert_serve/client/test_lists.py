@@ -65,7 +65,7 @@ def test_a_long_list_goes_in_parts_that_the_service_takes() -> None:
     assert len(received) == 1  # a list of one needs no limits
     client.sentence_order(pairs(2))
     assert sent(received) == [[0], [0], [1]]
-    with pytest.raises(InvalidInputError, match="must hold at least one item"):
+    with pytest.raises(InvalidInputError, match="must have at least 1 item"):
         client.sentence_order([])
 
 

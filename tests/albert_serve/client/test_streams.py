@@ -120,7 +120,7 @@ def test_what_is_no_fault_of_a_row_ends_the_stream(scripted: MakeService) -> Non
     with pytest.raises(UnauthorizedError, match="no key"):
         list(client.with_errors("sentence-order", pairs(500)))
     assert sum(map(len, service.sent)) < 400
-    with pytest.raises(InvalidInputError, match="'topk' is not known"):
+    with pytest.raises(InvalidInputError, match="Unknown field 'topk'"):
         list(client.with_errors("sentence-order", pairs(5), topk=1))
 
 

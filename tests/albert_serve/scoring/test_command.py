@@ -63,7 +63,7 @@ def test_a_summary_that_cannot_be_is_refused(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused = {
-        tmp_path: "is a folder; it must be a file",
+        tmp_path: "is a folder. Pass a file",
         tmp_path / "in.jsonl": "is also an input or the output",
         tmp_path / "out.jsonl": "is also an input or the output",
     }
@@ -127,7 +127,7 @@ def test_without_pyarrow_the_extra_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert command() == 1
-    assert "score needs pyarrow: pip install 'albert-serve[score]'" in error_of(capsys)
+    assert "score needs pyarrow. Run pip install 'albert-serve[score]'" in error_of(capsys)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_score_fails_if_no_row_was_answered(
     assert main(["score", *options, str(source), str(output)]) == status
     assert len(output.read_text().splitlines()) == len(rows)
     if status:
-        message = f"error: no row of {source} was answered; the first error: "
+        message = f"error: No row of {source} was answered. The first error: "
         assert error_of(capsys).startswith(message)
 
 

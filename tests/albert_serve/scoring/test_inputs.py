@@ -192,14 +192,14 @@ def test_rows_of_an_unnamed_format_are_not_guessed(tmp_path: Path) -> None:
         (b"id,text\n1,a\n", {"columns": {"text": "review"}}, "has no column 'review'"),
         (b"id,text\n1,a\n", {"keep": ["ID"]}, "has no column 'ID'"),
         (b"id,text\n1,a\n", {"columns": {"txt": "text"}}, "has no field 'txt'. Choose one of text"),
-        (b"text,gr\xf6\xdfe\na,1\n", {}, "the names of its columns are not UTF-8"),
+        (b"text,gr\xf6\xdfe\na,1\n", {}, "The names of the columns are not UTF-8"),
         ("text\na\n".encode("utf-16")[:-1], {}, "in.csv is damaged or incomplete: .* utf-16"),
-        (b"", {}, "is empty; its first line must name the columns"),
+        (b"", {}, "is empty. Its first line must name the columns"),
         (b'text\n"a"b\n', {}, r"line 2: .*--no-quotes"),
-        (b'text\n"a\nb\n', {}, r"line 2: in line 3 unexpected end of data"),
+        (b'text\n"a\nb\n', {}, r"line 2: In line 3, unexpected end of data"),
         (b"text\n" + b"a" * (17 << 20), {}, "line 2 has more than 16777216 bytes"),
-        (b"PK\x03\x04", {}, "is Excel, or Zip; the input must be jsonl, csv, tsv"),
-        (b"text\na\n", {"parameters": {"topk": 1}}, "'topk' is not known"),
+        (b"PK\x03\x04", {}, "is an Excel or Zip file. Save it as one of jsonl, csv, tsv"),
+        (b"text\na\n", {"parameters": {"topk": 1}}, "Unknown field 'topk'"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused(
@@ -277,7 +277,7 @@ def test_json_arrays_and_folders_of_datasets_are_read(tmp_path: Path) -> None:
     inputs = [tmp_path / "saved", tmp_path / "in.json"]
     summary = score_files(scorer, inputs, tmp_path / "out.jsonl", ScoreOptions(part_rows=2))
     assert scorer.texts == list("abcde")
-    assert summary.first_error == f"{tmp_path}/in.json, record 2 is not a JSON object"
+    assert summary.first_error == f"{tmp_path}/in.json, record 2 is not a JSON object."
     with pytest.raises(InvalidInputError, match="is an Arrow file, which is only an input format"):
         score(tmp_path / "in.json", tmp_path / "out.arrow")
     score(tmp_path / "saved", f"{tmp_path}/out/")
@@ -292,9 +292,9 @@ def test_rows_of_a_csv_with_other_fields_are_errors(tmp_path: Path) -> None:
     assert "error" not in first
     assert [row["id"] for row in (first, *rows, last)] == ["1", "2", "3", "4"]
     for row, start in zip(rows, ("line 3 has 1 fields", "line 4 has 3 fields"), strict=True):
-        assert row["error"].startswith(f"{start}; the header has 2 (delimiter ','; --delimiter")
+        assert row["error"].startswith(f"{start}, but the header has 2. If ',' is not")
     assert last["text"] == "\N{REPLACEMENT CHARACTER}"
-    assert last["error"].startswith("line 6: the column 'text' is not UTF-8; convert the file")
+    assert last["error"].startswith("line 6: The column 'text' is not UTF-8. Convert the file")
 
 
 def test_damage_ends_the_job_and_keeps_the_parts_before(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_damage_ends_the_job_and_keeps_the_parts_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damaged", "message"),
     [
-        (b"b\xffbb", "the columns text hold a value that cannot"),
+        (b"b\xffbb", "A value in the columns text cannot be read"),
         (b"bbbc", r"in\.parquet is damaged or incomplete: .*CRC"),
     ],
 )

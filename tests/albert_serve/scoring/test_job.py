@@ -376,7 +376,7 @@ def test_half_a_surrogate_pair_is_the_error_of_its_row(suffix: str, tmp_path: Pa
     summary = score(source, tmp_path / f"out{suffix}")
     wrong, right = read_any(tmp_path / f"out{suffix}")
     assert (summary.num_rows, summary.num_errors) == (2, 1)
-    assert "line 1: the column 'note' holds half of a surrogate pair" in wrong["error"]
+    assert "line 1: The column 'note' contains half of a surrogate pair" in wrong["error"]
     assert (wrong["note"], right["note"]) == ("\N{REPLACEMENT CHARACTER}", "\U0001f600")
     source = write_jsonl(tmp_path / "in.jsonl", [rows[1]])
     assert score(source, tmp_path / f"out{suffix}").num_errors == 1

@@ -184,7 +184,7 @@ def test_a_bad_row_fails_alone(score: Score) -> None:
     expected = [kind for _, kind in rows if kind != "skipped"]
     assert [row.get("error_type", "fine") for row in results] == expected
     assert results[1]["error"].startswith("line 2 is not JSON")
-    assert results[2]["error"] == "line 4 is not a JSON object"
+    assert results[2]["error"] == "line 4 is not a JSON object."
     assert results[5]["id"] == 7
     assert results[6]["error"] == "The row has neither inputs nor text."
     assert results[10]["error"].startswith("inputs[1]: ")
@@ -224,7 +224,7 @@ def test_notes_and_parameters_of_a_row_are_its_own(score: Score) -> None:
     cut, replaced, several = score("fill-mask", rows, top_k=2)
     assert [len(row["output"]) for row in (cut, replaced, several)] == [2, 1, 3]
     assert cut["truncated_tokens"] > 0
-    assert "its first piece" in replaced["warnings"][0]
+    assert "Its first piece" in replaced["warnings"][0]
     assert several.keys() == {"output"}
 
 

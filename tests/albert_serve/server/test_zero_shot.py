@@ -85,8 +85,8 @@ def test_labels_in_one_text_are_split_at_its_commas(albert: AlbertClient) -> Non
     [
         ([], {}, "candidate_labels"),
         (["a", " "], {}, r"candidate_labels\[1\] is empty"),
-        (LABELS, {"hypothesis_template": "no place"}, "must contain {} once"),
-        (LABELS, {"hypothesis_template": "{} or {}"}, "must contain {} once"),
+        (LABELS, {"hypothesis_template": "no place"}, "Write {} exactly once"),
+        (LABELS, {"hypothesis_template": "{} or {}"}, "Write {} exactly once"),
     ],
 )
 def test_refusals(

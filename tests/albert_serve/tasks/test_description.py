@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from albert_serve.api.model_card import ModelCard, figure_name
+from albert_serve.api.model_card import ModelCard, metric_name
 from albert_serve.bundle.manifest import Bundle, Manifest
 from albert_serve.tasks.description import describe, read_metadata, read_quality
 from albert_serve.tasks.text_length import text_length
@@ -135,7 +135,7 @@ def test_a_task_shows_the_main_metric_of_its_kind(
 )
 def test_metrics_have_names_for_people(key: str, name: str) -> None:
     heads = ["text-classification/topic", "text-classification", "fill-mask"]
-    assert figure_name(key, heads) == name
+    assert metric_name(key, heads) == name
 
 
 @pytest.mark.parametrize(

@@ -99,9 +99,9 @@ def test_a_target_that_is_not_in_the_vocabulary_gives_a_warning(
     targets = ["▁the", "supervolcanoes", "☃", " "]
     long, unknown, empty = prepare(task_setup, "fill-mask", "[MASK]", targets=targets).warnings
     assert "'supervolcanoes' is not in the vocabulary" in long
-    assert long.endswith(f"its first piece {first!r} was scored")
-    assert unknown.endswith("its first piece '▁' was scored, which says nothing of it")
-    assert empty.startswith("the target ' ' is not in the vocabulary and stands for nothing")
+    assert long.endswith(f"Its first piece {first!r} was scored.")
+    assert unknown.endswith("which says nothing about the target.")
+    assert empty.startswith("The target ' ' is not in the vocabulary. It has no token")
 
 
 def test_warnings_of_many_long_targets_fit_a_header(task_setup: TaskSetup) -> None:

@@ -20,7 +20,7 @@ from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import Logits, Prepared, QuestionAnswering, TaskSetup
 from albert_serve.tasks.question_answering.spans import align, find_spans, strip
 from albert_serve.tasks.question_answering.task import merge_windows
-from albert_serve.tasks.windows import lay_windows
+from albert_serve.tasks.windows import make_windows
 from tests.albert_serve.support import Answerer
 
 CONTEXT = (
@@ -157,13 +157,13 @@ def test_windows_cover_all_and_every_token_has_its_best_window(
     num_tokens: int, room: int, data: st.DataObject
 ) -> None:
     overlap = data.draw(st.integers(0, room - 1))
-    windows = lay_windows(num_tokens, room, overlap, num_before=2)
+    windows = make_windows(num_tokens, room, overlap, num_before=2)
     assert windows.ranges[0][0] == 0
     assert windows.ranges[-1][1] == num_tokens
     for (_, end), (start, _) in zip(windows.ranges, windows.ranges[1:], strict=False):
         assert end - start == overlap
     assert all(0 < end - start <= room for start, end in windows.ranges)
-    for token, owner in enumerate(windows.owners()):
+    for token, owner in enumerate(windows.window_per_token()):
         poorer_sides = [
             min(token - start, end - 1 - token) if start <= token < end else -1
             for start, end in windows.ranges
@@ -177,7 +177,7 @@ def test_windows_of_agreeing_logits_change_nothing(
     data: st.DataObject, num_tokens: int, room: int
 ) -> None:
     """No token counts twice: if the windows agree about a token, they are one document."""
-    windows = lay_windows(num_tokens, room, data.draw(st.integers(0, room - 1)), num_before=1)
+    windows = make_windows(num_tokens, room, data.draw(st.integers(0, room - 1)), num_before=1)
     seed = data.draw(st.integers(0, 1000))
     whole: Logits = np.random.default_rng(seed).normal(size=(1 + num_tokens, 2)).astype(np.float32)
     parts = [np.concatenate([whole[:1], whole[1 + s : 1 + e]]) for s, e in windows.ranges]
@@ -185,7 +185,7 @@ def test_windows_of_agreeing_logits_change_nothing(
 
 
 def test_the_window_that_doubts_no_answer_most_decides() -> None:
-    windows = lay_windows(4, room=2, overlap=0, num_before=1)
+    windows = make_windows(4, window_size=2, overlap=0, num_before=1)
     sure: Logits = np.array([[9, 9], [0, 0], [0, 0]], np.float32)
     doubting: Logits = np.array([[1, -1], [5, 0], [0, 5]], np.float32)
     assert merge_windows(windows, [sure, doubting])[0].tolist() == [1, -1]

@@ -76,8 +76,9 @@ def test_masks_are_filled_as_the_api_fills_them(open_page: OpenPage, client: htt
     scores = [item["score"] for item in reply.json()]
     assert_bars(panel.locator(".bars"), list(zip(words, scores, strict=True)))
     warnings = json.loads(reply.headers["X-Albert-Warnings"])
-    num_cut = reply.headers["X-Albert-Truncated-Tokens"]
-    expect(panel.locator(".notes li")).to_have_text([*warnings, f"{num_cut} tokens were truncated."])
+    num_truncated = reply.headers["X-Albert-Truncated-Tokens"]
+    note = f"{num_truncated} tokens were truncated."
+    expect(panel.locator(".notes li")).to_have_text([*warnings, note])
     expect(panel.locator("mark")).to_have_text(words[0])
     panel.locator("button.bar").nth(1).click()
     expect(panel.locator("mark")).to_have_text(words[1])

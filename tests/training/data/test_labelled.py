@@ -96,7 +96,7 @@ def test_columns_of_public_data_sets(
             ["a.tsv, line 1: There is no column text or "],
         ),
         ("a.tsv", "text\tclass\na\t1\n", ["a.tsv, line 1: There is no column label or category"]),
-        ("a.csv", "text,label\na, b,1\n", ["a.csv, line 2 has 3 fields; the header has 2"]),
+        ("a.csv", "text,label\na, b,1\n", ["a.csv, line 2 has 3 fields, but the header has 2"]),
         (
             "a.csv",
             'label,text\n,none\n1,"foo\n0,mid\n0,"bar\n',
@@ -110,7 +110,7 @@ def test_columns_of_public_data_sets(
         (
             "a.csv",
             b"label,text\n1,caf\xe9\n,b\n",
-            ["a.csv, line 2: the column 'text' is not UTF-8; convert the file"],
+            ["a.csv, line 2: The column 'text' is not UTF-8. Convert the file"],
         ),
         (
             "a.tsv",
@@ -138,7 +138,7 @@ def test_columns_of_public_data_sets(
         (
             "a.jsonl",
             r'{"text": "\ud83d", "label": 1}',
-            ["a.jsonl, line 1: the column 'text' holds half of a surrogate pair"],
+            ["a.jsonl, line 1: The column 'text' contains half of a surrogate pair"],
         ),
         ("none.tsv", None, ["none.tsv does not exist."]),
     ],
@@ -310,7 +310,7 @@ def test_all_that_is_wrong_in_any_file_is_listed_at_once(tmp_path: Path) -> None
     with pytest.raises(CorpusError) as caught:
         read_splits(files)
     lines = [line.replace(f"{tmp_path}/", "") for line in str(caught.value).splitlines()]
-    assert lines[0].startswith("a.tsv, line 3 has 3 fields; the header has 2")
+    assert lines[0].startswith("a.tsv, line 3 has 3 fields, but the header has 2")
     assert lines[1].startswith("broken.jsonl, line 1 is not JSON: Expecting value")
     assert lines[2].startswith("broken.jsonl, line 2: There is no column text or ")
     assert lines[3] == "There are no examples in empty.tsv."

@@ -147,7 +147,7 @@ def test_of_the_chosen_80_percent_are_masked_10_random_10_kept() -> None:
 
 
 def test_special_tokens_can_have_any_ids() -> None:
-    special = SpecialIds(cls=90, sep=91, mask=92, every=frozenset({0, 89, 90, 91, 92}))
+    special = SpecialIds(cls=90, sep=91, mask=92, all_ids=frozenset({0, 89, 90, 91, 92}))
     masking = NgramMasking(word_starts=STARTS, special=special, rate=0.5)
     ids = np.array([90, *range(1, 60), 91], np.int64)
     drawn = [masking(ids, np.random.default_rng(seed)) for seed in range(20)]

@@ -189,7 +189,7 @@ def test_all_that_is_wrong_with_the_data_is_listed_at_once(
     more = ("--text-classification", str(texts), "--question-answering", str(broken), str(moved))
     assert run(finetune_options, tmp_path / "run", *more) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith(f"error: {texts}, line 2 has 3 fields; the header has 2")
+    assert lines[0].startswith(f"error: {texts}, line 2 has 3 fields, but the header has 2")
     assert lines[1].startswith(f"{broken} is not in SQuAD's format: the file: Invalid JSON: ")
     assert lines[2].startswith(f"{moved}, question ")
     assert "not 'not in there', which occurs 0 times" in lines[2]

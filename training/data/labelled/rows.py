@@ -85,8 +85,8 @@ def _long_text(row: Row) -> str | None:
     for name, value in row.values.items():
         if isinstance(value, str) and len(value) > MAX_CHARS:
             return (
-                f"{row.place}: the column {name!r} has {len(value):,} characters; the maximum is "
-                f"{MAX_CHARS:,}. Split the text, or omit it."
+                f"{row.location}: the column {name!r} has {len(value):,} characters; the maximum "
+                f"is {MAX_CHARS:,}. Split the text, or omit it."
             )
     return None
 

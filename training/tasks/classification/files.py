@@ -332,7 +332,7 @@ def _labelled_rows(
             labels = labels_in(row.values, names.labels, columns, problem)
             classes = _spelled(tuple(row.classes.get(names.labels[0], ())), tuple(label_names))
         except ValueError as error:
-            errors.append(f"{row.place}: {error}")
+            errors.append(f"{row.location}: {error}")
             if isinstance(error, LabelFormatError):
                 return  # it is the same in all rows
             continue
@@ -340,18 +340,18 @@ def _labelled_rows(
         if texts is None and any(map(is_blank, cells)):
             yield OmittedRow("with an empty text")
         elif texts is None:
-            errors.append(f"{row.place}: no text, but {cells[0]!r:.50}")
+            errors.append(f"{row.location}: no text, but {cells[0]!r:.50}")
         elif labels is None and problem == "multi_label_classification":
-            errors.append(f"{row.place}: no value in column {' or '.join(names.labels)}")
+            errors.append(f"{row.location}: no value in column {' or '.join(names.labels)}")
         elif labels is None:
             yield OmittedRow("without a label")
         elif len(names.labels) == len(labels) == 1 and labels[0] in left_out:
             yield OmittedRow(f"with the label {labels[0]} (--labels names it, if it is one)")
         elif problem == "regression":
-            yield _Row(*texts, labels, row.place, ())
+            yield _Row(*texts, labels, row.location, ())
         else:
             named = tuple(_class_name(label, classes) for label in labels)
-            yield _Row(*texts, named, row.place, classes)
+            yield _Row(*texts, named, row.location, classes)
 
 
 @lru_cache(1)  # all rows of a file have the same

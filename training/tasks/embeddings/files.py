@@ -98,7 +98,7 @@ def _read(
             )
             return
         with collecting(errors):
-            yield _texts_of(row.values, names, row.place)
+            yield _texts_of(row.values, names, row.location)
 
 
 def _columns_by_order(first: Sequence[str]) -> Sequence[str]:

@@ -104,7 +104,7 @@ def _read_file(
         return
     for row, names in read_choice_columns(file, columns, choices, errors):
         if names is None:
-            yield from _race_questions(row.values, row.place, _level(file), errors)
+            yield from _race_questions(row.values, row.location, _level(file), errors)
         else:
             with collecting(errors):
                 yield _question(row, names)
@@ -166,11 +166,11 @@ def _race_questions(
 def _question(row: Row, names: ColumnNames) -> ChoiceText:
     context = cell_text(row.values[names.text])
     if context is None:
-        raise CorpusError(f"{row.place}: no text in column {names.text}")
+        raise CorpusError(f"{row.location}: no text in column {names.text}")
     cells = [row.values[name] for name in names.choices]
     if None in cells:
         place = names.choices[cells.index(None)]
-        raise CorpusError(f"{row.place}: the row ends before column {place}")
+        raise CorpusError(f"{row.location}: the row ends before column {place}")
     choices: Any = cells[0] if len(cells) == 1 else _without_empty_end(cells)
     labels: Sequence[Any] = ()
     if isinstance(choices, Mapping):  # {"text": [...], "label": ["A", ...]}, as of ARC
@@ -181,7 +181,7 @@ def _question(row: Row, names: ColumnNames) -> ChoiceText:
         choices=choices if isinstance(choices, Sequence) and not isinstance(choices, str) else [],
         answer=row.values[names.labels[0]],
         labels=labels,
-        place=row.place,
+        place=row.location,
     )
 
 

@@ -180,7 +180,7 @@ def _read_rows(file: Path) -> list[_Article]:
         try:
             articles.append(_Article.model_validate(row.values))
         except ValidationError as error:
-            errors += _messages(error, row.place)
+            errors += _messages(error, row.location)
     raise_listed(errors)
     return articles
 

@@ -27,7 +27,7 @@ from albert_serve.api.wire import validate
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks.base import Logits, Runner
 from albert_serve.tasks.question_answering.spans import NUM_BEST
-from albert_serve.tasks.question_answering.task import AskedQuestion, QuestionAnswering
+from albert_serve.tasks.question_answering.task import PreparedQuestion, QuestionAnswering
 from albert_serve.tokenizer import AlbertTokenizer
 from training.errors import EvaluationError
 from training.model.heads import AlbertForTasks
@@ -125,7 +125,7 @@ def lay_questions(
     for question in questions:
         try:
             item = QuestionContext(question=question.question, context=question.context)
-            asked = task.ask(item, parameters)
+            asked = task.prepare_question(item, parameters)
         except (InvalidInputError, ValidationError):
             place = question.place or f"question {question.id}"
             errors.append(f"{place}: it is empty, or too long for the model")
@@ -169,7 +169,7 @@ def _repeated_ids(questions: Sequence[Question]) -> list[str]:
 
 
 def _read(
-    asked: AskedQuestion, logits: list[Logits]
+    asked: PreparedQuestion, logits: list[Logits]
 ) -> list[tuple[list[tuple[str, float]], float, float]]:
     spans = asked.find(logits)
     scores, no_answer = spans.scores(asked.threshold)

@@ -19,7 +19,7 @@ from albert_serve.tables.columns import find_column
 from albert_serve.tables.formats import has_known_suffix
 from albert_serve.tasks import TaskSetup, TokenClassification
 from albert_serve.tasks.token_classification.entities import OUTSIDE, find_spans, split_tag
-from albert_serve.tasks.token_classification.task import TextInWindows
+from albert_serve.tasks.token_classification.task import WindowedText
 from albert_serve.tokenizer import AlbertTokenizer
 from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError, find_files, read_lines
@@ -147,7 +147,7 @@ def _read(file: Path, errors: list[str]) -> Iterator[_TaggedWords | _Spans]:
         try:
             yield _of_record(record)
         except ValueError as error:
-            errors.append(f"{record.place}: {error}")
+            errors.append(f"{record.location}: {error}")
 
 
 def _read_conll(file: Path, errors: list[str]) -> Iterator[_TaggedWords]:
@@ -205,7 +205,7 @@ def _of_record(record: Row) -> _TaggedWords | _Spans:
             raise ValueError(f"{text} is {content!r:.50}, not a text")
         spans = [_entity(each, content) for each in values[entities] or ()]
         num_repaired = sum(is_repaired for _, is_repaired in spans)
-        return _Spans(content, [entity for entity, _ in spans], num_repaired, record.place)
+        return _Spans(content, [entity for entity, _ in spans], num_repaired, record.location)
     if tokens is None or tags is None:
         raise ValueError(
             "neither tokens with ner_tags or tags, nor text with entities; its columns are "
@@ -218,7 +218,7 @@ def _of_record(record: Row) -> _TaggedWords | _Spans:
     return _TaggedWords(
         [cell_text(word) or "" for word in words],
         [_tag(name, classes, tags) for name in names],
-        [f"{record.place}, word {number}" for number in range(1, len(words) + 1)],
+        [f"{record.location}, word {number}" for number in range(1, len(words) + 1)],
     )
 
 
@@ -309,7 +309,7 @@ def token_task(tokenizer: AlbertTokenizer, length: int) -> TokenClassification:
     return TokenClassification(TaskSetup(tokenizer=tokenizer, max_positions=length, hidden_size=1))
 
 
-def words_of(laid: TextInWindows, text: TaggedText) -> list[range]:
+def words_of(laid: WindowedText, text: TaggedText) -> list[range]:
     """Return the tokens of each word: the file's, or those that the service finds in plain text.
 
     A word of a file may have no token.
@@ -320,7 +320,7 @@ def words_of(laid: TextInWindows, text: TaggedText) -> list[range]:
     return [range(*(bisect_left(begins, place) for place in word)) for word in text.words]
 
 
-def word_tags(laid: TextInWindows, text: TaggedText) -> tuple[list[str], int]:
+def word_tags(laid: WindowedText, text: TaggedText) -> tuple[list[str], int]:
     """Return the tag of each word, as BIO has it, and the number of entities that fit no words.
 
     Such an entity begins or ends within a word; the words that begin in it are its.
@@ -351,14 +351,14 @@ def token_examples(
     for text in progress(texts, title="tokenising texts", unit="texts"):
         if not tokenizer.encode_plain(text.text).ids:
             continue
-        laid = task.lay(text.text)
+        laid = task.split(text.text)
         tags, num_unfit = word_tags(laid, text)
         unfit += [text.place] * num_unfit
         targets = [IGNORED] * len(laid.encoding)
         for word, tag in zip(words_of(laid, text), tags, strict=True):
             if word:
                 targets[word.start] = number_of[tag]
-        owners = laid.windows.owners().tolist()
+        owners = laid.windows.window_per_token().tolist()
         for number, (window, (start, end)) in enumerate(
             zip(laid.inputs, laid.windows.ranges, strict=True)
         ):

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from albert_serve.tasks.base import Logits, Runner
 from albert_serve.tasks.token_classification.entities import OUTSIDE, Span, find_spans
-from albert_serve.tasks.token_classification.task import TextInWindows
+from albert_serve.tasks.token_classification.task import WindowedText
 from albert_serve.tokenizer import AlbertTokenizer
 from training.model.heads import AlbertForTasks
 from training.tasks.engine import EngineItem, TorchEngine, predict
@@ -33,14 +33,14 @@ def entity_items(
     task = token_task(tokenizer, length)
     for text in texts:
         if tokenizer.encode_plain(text.text).ids:
-            laid = task.lay(text.text)
+            laid = task.split(text.text)
             read = partial(_read, laid, words_of(laid, text), names)
             right = _entities(word_tags(laid, text)[0])
             yield EngineItem(inputs=laid.inputs, read=read, rights=[right])
 
 
 def _read(
-    laid: TextInWindows, words: Sequence[range], names: Sequence[str], logits: list[Logits]
+    laid: WindowedText, words: Sequence[range], names: Sequence[str], logits: list[Logits]
 ) -> list[Entities]:
     best = laid.scores(logits).argmax(axis=1)
     return [_entities([names[best[word.start]] if word else OUTSIDE for word in words])]
