@@ -229,7 +229,7 @@ class AlbertTokenizer:
         )
 
     def begins_word(self, piece: str) -> bool:
-        """Whether a piece begins a word; without such notation in the vocabulary, always true."""
+        """Return whether a piece begins a word; true if the vocabulary does not mark this."""
         if self._prefix:
             return not piece.startswith(self._prefix)
         return piece.startswith(self._space_mark)
@@ -365,7 +365,7 @@ def _fit_range(text: str, start: int, end: int, limit: int) -> tuple[int, int]:
 
 
 def _continues(char: str) -> bool:
-    """Whether a character is a mark of the previous character, or composes with it."""
+    """Return whether a character is a mark of the previous character, or composes with it."""
     return unicodedata.category(char).startswith("M") or _COMPOSED.match(char) is not None
 
 
@@ -379,7 +379,7 @@ _FIRST_SPACELESS: Final = "\u0e00"  # the first character of Thai
 
 @cache
 def is_spaceless(char: str) -> bool:
-    """Whether a character belongs to a script without spaces between words."""
+    """Return whether a character belongs to a script without spaces between words."""
     return char >= _FIRST_SPACELESS and unicodedata.name(char, "").split(" ")[0] in _SPACELESS
 
 

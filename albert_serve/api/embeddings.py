@@ -133,7 +133,7 @@ class _TextsOfEmbeddings(FeatureExtractionRequest):
 
 
 def holds_token_ids(texts: object) -> bool:
-    """Whether the input of a request begins like a list of token ids, or of such lists."""
+    """Return whether the input of a request begins like a list of token ids, or of such lists."""
     return isinstance(texts, list) and bool(texts) and isinstance(texts[0], int | list)
 
 

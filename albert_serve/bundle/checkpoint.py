@@ -145,7 +145,7 @@ def _export(checkpoint: str, name: str, content: list[str], precision: Precision
 
 
 def _is_valid(bundle: Path) -> bool:
-    """Whether a cached bundle can be opened; if not, it is removed."""
+    """Return whether a cached bundle can be opened; if not, remove it."""
     try:
         Bundle.open(bundle)
     except BundleError as error:

@@ -119,7 +119,7 @@ def _used_rows(name: str, tensor: StoredTensor) -> StoredTensor:
 
 
 def is_task(head: str) -> TypeGuard[TaskName]:
-    """Whether a head has the name of its task: the task's only head, or its default head."""
+    """Return whether a head has the name of its task: the task's only head, or its default head."""
     return head in get_args(TaskName)
 
 

@@ -28,7 +28,7 @@ _METADATA_FILES: Final = frozenset({"dataset_info.json", "dataset_dict.json", "s
 
 
 def is_dataset_metadata(file: Path) -> bool:
-    """Whether a file in a folder of `datasets` is not its data."""
+    """Return whether a file in a folder of `datasets` is not its data."""
     is_cache = file.suffix == ".arrow" and file.name.startswith(("cache-", "tmp"))
     return file.name in _METADATA_FILES or is_cache
 

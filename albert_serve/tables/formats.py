@@ -98,7 +98,7 @@ def type_by_name(name: str, chosen: Format | None = None) -> TableType:
 
 
 def has_known_suffix(path: Path) -> bool:
-    """Whether a file's name has the suffix of a format."""
+    """Return whether a file's name has the suffix of a format."""
     return any(suffix.lower() in _SUFFIXES for suffix in path.suffixes[-2:])
 
 
@@ -129,7 +129,7 @@ def detect_type(path: Path, chosen: Format | None = None) -> TableType:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path is a pipe or a device, which can be read or written only once."""
+    """Return whether a path is a pipe or a device, which can be read or written only once."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -228,7 +228,7 @@ def import_pyarrow(name: str, purpose: str) -> Any:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text has no lone surrogate."""
+    """Return whether a text has no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -181,7 +181,7 @@ def _names(value: object) -> list[str]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a manifest's value is a finite number within the range of a float."""
+    """Return whether a manifest's value is a finite number within the range of a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) < 1e300

@@ -47,7 +47,7 @@ def describe_long_texts(num_long: int, num_texts: int, length: int, *, truncatio
 
 
 def _has_trained(stage: Any, head: str) -> bool:
-    """Whether a stage of training trained a head or, for feature extraction, embeddings."""
+    """Return whether a stage of training trained a head or, for feature extraction, embeddings."""
     if not isinstance(stage, dict) or _length(stage) < 1:
         return False
     if head == FEATURE_EXTRACTION:
