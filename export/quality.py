@@ -196,7 +196,7 @@ def _text_items(
     rows = None if head in ("question-answering", TOKENS) else [0]
     items = []
     for text, second in pairs:
-        encoded = truncator.fit_texts(text, second).at(head, rows)
+        encoded = truncator.fit_texts(text, second).input_for_rows(head, rows)
         if head == "fill-mask":
             masked = list(range(1, len(encoded.ids), _MASK_EVERY))
             ids = [tokenizer.mask_id if i in masked else id_ for i, id_ in enumerate(encoded.ids)]

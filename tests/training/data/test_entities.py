@@ -195,7 +195,7 @@ def test_a_words_first_token_has_its_tag_in_one_window(
     names = ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
     examples = token_examples([text], tokenizer, names, length=40)
     assert "entities that fit no words" in capsys.readouterr().out  # "ienna" of "Vienna"
-    laid = token_task(tokenizer, 512).lay(text.text)
+    laid = token_task(tokenizer, 512).split(text.text)
     tags, _ = word_tags(laid, text)
     targets = [target for example in examples for target in example.target if target != IGNORED]
     assert len(examples) > 1
