@@ -54,11 +54,11 @@ def one_weight(value: float) -> torch.Tensor:
 
 NOT_FINITE: Final = {"weight": one_weight(torch.inf), "bias": torch.full((40,), torch.nan)}
 REFUSALS: Final[dict[str, tuple[Change | None, list[str], str]]] = {
-    "labels": (config(id2label={"0": "a"}), [], "the classifier has 2 outputs"),
-    "a label": (config(id2label={"0": "a", "1": 7}), [], "each by a text"),
+    "labels": (config(id2label={"0": "a"}), [], "The classifier has 2 outputs"),
+    "a label": (config(id2label={"0": "a", "1": 7}), [], 'so give "0" to "1"'),
     "a head's name": (config(albert_default_head="a/b"), [], "albert_default_head"),
     "sizes": (config(hidden_size=48), [], "the config requires (48, 12)"),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), [], "has no weights"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), [], "contain weights"),
     "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 5000), [], "5000 bytes"),
     "not finite": (
         weights(**{f"{FFN}.{name}": tensor for name, tensor in NOT_FINITE.items()}),
@@ -103,7 +103,7 @@ REFUSALS: Final[dict[str, tuple[Change | None, list[str], str]]] = {
     "a head": (
         None,
         ["--quality", "--head", "nobody", "--text-classification", "a.csv"],
-        "the checkpoint has no classifier 'nobody'; it has default",
+        "The checkpoint has no classifier 'nobody'. Choose one of default",
     ),
 }  # fmt: skip
 

@@ -48,8 +48,8 @@ _NAMES: Final = count()
 _REPOSITORY: Final = Path(__file__).parents[2]
 # The line of a process that another has left.
 LOST: Final = (
-    "error: another process of the run has ended, or cannot be reached; "
-    "the same command resumes from the last checkpoint\n"
+    "error: Another process of the run has ended or cannot be reached. "
+    "Repeat the command to resume from the last checkpoint.\n"
 )
 _CHANGING: Final = frozenset({"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink"})
 

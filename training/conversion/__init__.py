@@ -1,1 +1,1 @@
-"""Any ALBERT checkpoint, from the hub or a folder, as the Hugging Face directory that we read."""
+"""Conversion of any ALBERT checkpoint, from the Hub or a folder, to one standard folder."""

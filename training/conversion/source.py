@@ -1,4 +1,4 @@
-"""A checkpoint by its folder or its name on the Hugging Face Hub, as all commands take one."""
+"""Opening of checkpoints by folder or by name on the Hugging Face Hub, for all commands."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _SMALL_FILES: Final = (
     "training.json", "evaluation.json", MANIFEST_FILE, "adapter_config.json",
     *SENTENCE_FILES,
 )  # fmt: skip
-_BEGINNING: Final = 256
-_TEXTS: Final = (".html", ".md")
-_PAGE: Final = "a web page, such as the Hub's login page. Log in and download the file again"
-# The beginnings of what downloads leave in place of a file.
-_IN_PLACE: Final = MappingProxyType(
+_NUM_BYTES_CHECKED: Final = 256
+_TEXT_SUFFIXES: Final = (".html", ".md")
+_PAGE: Final = "a web page, such as the Hub's login page. Log in and download the file again."
+# First bytes of files that a failed download leaves, and the message for each.
+_PLACEHOLDERS: Final = MappingProxyType(
     {
-        b"version https://git-lfs.": "a pointer of Git LFS, not the file. Run git lfs pull",
+        b"version https://git-lfs.": "a pointer of Git LFS, not the file. Run git lfs pull.",
         b"<!doctype html": _PAGE,
         b"<html": _PAGE,
     }
 )
-# The first pattern with files is downloaded: a model often has both formats.
+# A model often has both formats, so only the first one with files is downloaded.
 _WEIGHTS: Final = (
     ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"),
@@ -58,11 +58,11 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(reference: str | Path | None) -> Iterator[Checkpoint]:
-    """Open a checkpoint of any format, for `with`; converted files are removed at its end.
+    """Open a checkpoint of any format for `with`, which removes converted files at its end.
 
     Args:
-        reference: a folder, or a model's id on the Hub, or `id@revision` (`files.local_path` says
-            which). None for the default model.
+        reference: folder, or a model's id on the Hub, or `id@revision`; `files.local_path`
+            distinguishes them. None for the default model.
     """
     folder, name = _locate(shipped_bundle() if reference is None else reference)
     _check_files(folder)
@@ -72,7 +72,7 @@ def open_checkpoint(reference: str | Path | None) -> Iterator[Checkpoint]:
         return
     with tempfile.TemporaryDirectory(prefix="albert-") as scratch:
         converted = Path(scratch) / "checkpoint"
-        with _naming(folder, converted):
+        with _name_source(folder, converted):
             if is_int8:
                 write_from_int8(folder, converted)
             else:
@@ -81,8 +81,8 @@ def open_checkpoint(reference: str | Path | None) -> Iterator[Checkpoint]:
 
 
 @contextmanager
-def _naming(folder: Path, converted: Path) -> Iterator[None]:
-    """Name the folder, not the converted one, in errors; for `with`."""
+def _name_source(folder: Path, converted: Path) -> Iterator[None]:
+    """Replace the converted folder by the source's in errors; for `with`."""
     try:
         yield
     except (TrainingError, AlbertServeError) as error:
@@ -91,14 +91,14 @@ def _naming(folder: Path, converted: Path) -> Iterator[None]:
 
 
 def _check_files(folder: Path) -> None:
-    """Check that no file is another one in its place."""
+    """Check that no file is the placeholder of a failed download."""
     for file in sorted(folder.glob("*")):
-        if file.suffix in _TEXTS or not file.is_file():
+        if file.suffix in _TEXT_SUFFIXES or not file.is_file():
             continue
         with file.open("rb") as stream:
-            beginning = stream.read(_BEGINNING).lstrip().lower()
-        for prefix, reason in _IN_PLACE.items():
-            if beginning.startswith(prefix):
+            first_bytes = stream.read(_NUM_BYTES_CHECKED).lstrip().lower()
+        for prefix, reason in _PLACEHOLDERS.items():
+            if first_bytes.startswith(prefix):
                 raise CheckpointError(f"{file} is {reason}")
 
 
@@ -108,15 +108,15 @@ def _locate(reference: str | Path) -> tuple[Path, str]:
     if folder is not None:
         if not folder.exists():
             raise CheckpointError(
-                f"{reference} is a local path, and there is no such folder. If a run is to write "
-                "it, check the run's --output."
+                f"{reference} is a local path, but there is no such folder. If it is a run's "
+                "folder, check the run's --output."
             )
         return folder, folder.resolve().name
     model = HubModel.parse(str(reference))
     if model is None:
         raise CheckpointError(
-            f"{reference} is not a local folder, and cannot be a model of the Hugging Face Hub, "
-            "whose name is OWNER/MODEL or OWNER/MODEL@REVISION"
+            f"{reference} is not a local folder, and not the name of a model on the Hugging Face "
+            "Hub. Use OWNER/MODEL or OWNER/MODEL@REVISION."
         )
     folder = _download(model)
     return folder, f"{model.repo_id}@{folder.name}"
@@ -128,7 +128,7 @@ def _download(model: HubModel) -> Path:
     is_adapter = (folder / "adapter_config.json").is_file()
     if not is_adapter and not (folder / "config.json").is_file():
         check_reachable(model, "config.json")
-        raise CheckpointError(f"{model} has no config.json: it is not a model of transformers")
+        raise CheckpointError(f"{model} is not a transformers model: it has no config.json.")
     check_config(read_config(folder), model)
     pinned = HubModel(repo_id=model.repo_id, revision=folder.name)
     for patterns in _WEIGHTS:
@@ -141,5 +141,6 @@ def _download(model: HubModel) -> Path:
             return folder
     check_reachable(model, "its weights")
     raise CheckpointError(
-        f"{model} has no weights that can be read: neither {' nor '.join(p[0] for p in _WEIGHTS)}"
+        f"{model} has no weights in a supported format: "
+        f"neither {' nor '.join(patterns[0] for patterns in _WEIGHTS)}."
     )

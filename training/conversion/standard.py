@@ -1,8 +1,8 @@
-"""The standard form of a checkpoint: the Hugging Face directory that the rest of the code reads.
+"""The standard form of a checkpoint: the Hugging Face directory that all other code reads.
 
-It has `config.json`, the weights as fp32 in one `model.safetensors` by today's names, and, if
-there is a vocabulary, `tokenizer.json` with the ids of SentencePiece or WordPiece. An embedding
-model also has the files of `sentence-transformers`.
+It contains `config.json` and one `model.safetensors` with fp32 weights under their current names.
+If there is a vocabulary, it contains `tokenizer.json` with the ids of SentencePiece or WordPiece.
+An embedding model also has the files of `sentence-transformers`.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from training.vocabulary.wordpiece import build_wordpiece
 _SPIECE_FILE: Final = "spiece.model"
 _WORDPIECE_FILE: Final = "vocab.txt"
 # Other files of a checkpoint, which are copied unchanged.
-_COPIED: Final = (TOKENIZER_FILE, _SPIECE_FILE, _WORDPIECE_FILE, "tokenizer_config.json",
+_COPIED_FILES: Final = (TOKENIZER_FILE, _SPIECE_FILE, _WORDPIECE_FILE, "tokenizer_config.json",
                 "training.json", "evaluation.json")  # fmt: skip
-# The kind of task with the same activation, by the end of the class's path.
-_PROBLEMS: Final = {"Sigmoid": "multi_label_classification", "Identity": "regression"}
-# Classes of `transformers` 5 that give no token types by default; its earlier versions did.
-_WITHOUT_TYPES: Final = ("Albert", "PreTrainedTokenizer", "TokenizersBackend")
+# Problem type with the same activation, by the last part of the activation's class path.
+_PROBLEM_TYPES: Final = {"Sigmoid": "multi_label_classification", "Identity": "regression"}
+# Tokenizer classes that omit token types since `transformers` 5.
+_CLASSES_WITHOUT_TYPES: Final = ("Albert", "PreTrainedTokenizer", "TokenizersBackend")
 
 
 def is_standard(folder: Path) -> bool:
     """Whether a checkpoint is in the standard form."""
-    read_sentence_vectors(folder)  # raises here, before hours of training
+    read_sentence_vectors(folder)  # its errors appear now, not after hours of training
     if encoder_folder(folder) != folder:
         return False
     if not (folder / "config.json").is_file() and (folder / CONFIG_FILE).is_file():
@@ -98,7 +98,7 @@ def write_standard(source: Path, folder: Path) -> None:
         config, weights = read_tensorflow_config(source), load_tensorflow_weights(source)
     _write_config(config, folder)
     write_weights(weights, folder / WEIGHTS_FILE)
-    for name in _COPIED:
+    for name in _COPIED_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     sizes = check_config(config, source)
@@ -132,19 +132,19 @@ def _build_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def write_for_transformers(source: Path, folder: Path) -> None:
-    """Write a checkpoint in standard form as one that `transformers` reads, into an empty folder.
+    """Write a standard checkpoint into an empty folder so that `transformers` can read it.
 
-    Each layer gets a copy of the shared modules that `transformers` cannot share.
+    Modules that `transformers` cannot share are repeated in each layer.
     """
     hf = read_config(source)
     sizes = check_config(hf, source)
     if sizes.sharing != "all":
         expand_for_hf(source, folder)
         return
-    load_checkpoint(source)  # refuses weights that the config contradicts
+    load_checkpoint(source)  # rejects weights that contradict the config
     folder.mkdir(parents=True, exist_ok=True)
     _write_config(hf, folder)
-    for name in (WEIGHTS_FILE, *_COPIED):
+    for name in (WEIGHTS_FILE, *_COPIED_FILES):
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     vectors = read_sentence_vectors(source)
@@ -157,26 +157,26 @@ def _write_config(config: Mapping[str, Any], folder: Path) -> None:
 
 
 def _cross_encoder_keys(folder: Path, hf: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the key of `config.json` for a cross-encoder's activation; none for other models."""
+    """Return the `config.json` key for a cross-encoder's activation; empty for other models."""
     settings = read_object(folder / "config_sentence_transformers.json")
-    older = hf.get("sentence_transformers")  # versions 4 and 5; before them a key of its own
-    older = older if isinstance(older, dict) else {}
-    activation = hf.get("sbert_ce_default_activation_function") or older.get("activation_fn")
+    nested = hf.get("sentence_transformers")  # versions 4 and 5 use it; older ones the flat key
+    nested = nested if isinstance(nested, dict) else {}
+    activation = hf.get("sbert_ce_default_activation_function") or nested.get("activation_fn")
     is_cross_encoder = settings.get("model_type") == "CrossEncoder" or activation is not None
     if not is_cross_encoder or len(hf.get("id2label") or ()) != 1:
         return {}
     activation = str(settings.get("activation_fn") or activation or "Sigmoid")
-    problem = _PROBLEMS.get(activation.rpartition(".")[2])
+    problem = _PROBLEM_TYPES.get(activation.rpartition(".")[2])
     if problem is None:
         raise CheckpointError(
-            f"{folder} is a cross-encoder with the activation {activation}; those that are "
-            "computed here are Sigmoid and Identity. Save it with one of them"
+            f"{folder} is a cross-encoder with the activation {activation}, which is not "
+            "supported. Save it with Sigmoid or Identity."
         )
     return {"problem_type": problem}
 
 
 def _types_agree(folder: Path) -> bool:
-    """Whether `tokenizer.json` gives pairs the types that `tokenizer_config.json` asks for."""
+    """Whether `tokenizer.json` gives pairs the token types of `tokenizer_config.json`."""
     file = folder / TOKENIZER_FILE
     if not _omits_types(folder) or not file.is_file():
         return True
@@ -184,7 +184,7 @@ def _types_agree(folder: Path) -> bool:
 
 
 def _drop_types(source: Path, folder: Path) -> None:
-    """Give both texts of a pair the type 0 in `tokenizer.json`, if the source's settings do."""
+    """Set type 0 for both texts of a pair in `tokenizer.json`, if the source's settings do."""
     file = folder / TOKENIZER_FILE
     if not _omits_types(source) or not file.is_file():
         return
@@ -208,25 +208,26 @@ def _omits_types(folder: Path) -> bool:
     version = str(read_object(folder / "config.json").get("transformers_version", ""))
     major = version.partition(".")[0]
     name = str(settings.get("tokenizer_class") or "Albert")
-    return major.isdigit() and int(major) >= 5 and name.startswith(_WITHOUT_TYPES)
+    return major.isdigit() and int(major) >= 5 and name.startswith(_CLASSES_WITHOUT_TYPES)
 
 
 def expand_for_hf(source: Path, folder: Path) -> None:
-    """Write a checkpoint of any sharing for `transformers`, which can share whole layers only.
+    """Write a checkpoint for `transformers`, which can share only complete layers.
 
     Shared weights are repeated: the copy has one group per layer.
     """
     model = load_checkpoint(source)
     config = replace(model.config, sharing="all", num_groups=model.config.num_layers)
     expanded = AlbertForTasks(config, model.tasks)
-    rest = {k: v for k, v in model.state_dict().items() if not k.startswith("albert.encoder.")}
-    expanded.load_state_dict(rest, strict=False)
+    weights = model.state_dict().items()
+    outside_encoder = {k: v for k, v in weights if not k.startswith("albert.encoder.")}
+    expanded.load_state_dict(outside_encoder, strict=False)
     shared, repeated = model.albert.encoder, expanded.albert.encoder
-    for place, (attention, ffn) in enumerate(model.config.layer_plan):
-        repeated.attentions[place].load_state_dict(shared.attentions[attention].state_dict())
-        repeated.ffns[place].load_state_dict(shared.ffns[ffn].state_dict())
-    known = {*config.to_hf(), UNSUPPORTED_KEY}
-    extra = {k: v for k, v in read_config(source).items() if k not in known}
+    for layer, (attention, ffn) in enumerate(model.config.layer_plan):
+        repeated.attentions[layer].load_state_dict(shared.attentions[attention].state_dict())
+        repeated.ffns[layer].load_state_dict(shared.ffns[ffn].state_dict())
+    written_keys = {*config.to_hf(), UNSUPPORTED_KEY}
+    extra = {k: v for k, v in read_config(source).items() if k not in written_keys}
     save_checkpoint(
         expanded,
         folder,

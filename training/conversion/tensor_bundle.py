@@ -4,8 +4,7 @@ The index is a table of LevelDB's format
 (https://github.com/google/leveldb/blob/main/doc/table_format.md) from names to the ranges of
 tensors in the data files. The entries are messages of
 https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/protobuf/tensor_bundle.proto.
-Checksums are not verified; a safetensors file has none either. Each range is checked to be in its
-file.
+Checksums are not verified. Every range is checked to be within its file.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from training.model.checkpoint import CheckpointError
 
 _MAGIC: Final = struct.pack("<Q", 0xDB4775248B80FB57)
 _FOOTER_BYTES: Final = 48
-# TensorFlow's numbers for the types of weights.
+# Dtypes of weights by TensorFlow's number.
 _DTYPES: Final[dict[int, str]] = {1: "<f4", 2: "<f8", 19: "<f2"}
-# The fields of BundleHeaderProto and BundleEntryProto that are read.
+# Fields of BundleHeaderProto and BundleEntryProto that this module reads.
 _PROTOCOL: Final = """
 name: "tensor_bundle.proto" syntax: "proto3"
 message_type { name: "Header"
@@ -51,7 +50,11 @@ message_type { name: "Entry"
 
 
 class TensorBundle:
-    """A checkpoint of TensorFlow."""
+    """A TensorFlow checkpoint, whose tensors `read` maps from its data files.
+
+    Attributes:
+        entries: entry of each tensor in the index, by name.
+    """
 
     def __init__(self, index: Path) -> None:
         """Read an index."""
@@ -59,36 +62,38 @@ class TensorBundle:
         try:
             table = dict(_read_table(index.read_bytes()))
             if b"" not in table:
-                raise ValueError("it has no header")
+                raise ValueError("the header is missing")
             header = _parse("Header", table.pop(b""))
             if header.endianness:
-                raise ValueError("its numbers are big-endian")
+                raise ValueError("big-endian numbers are not supported")
             self._num_shards = header.num_shards
             self.entries = {name.decode(): _parse("Entry", value) for name, value in table.items()}
         except (OSError, ValueError, IndexError, struct.error, DecodeError) as error:
             raise CheckpointError(
-                f"{index} cannot be read as the index of a TensorFlow checkpoint: {error}; "
-                "is it complete?"
+                f"{index} is not an intact index of a TensorFlow checkpoint: {error}. "
+                "Copy the file again."
             ) from error
 
     def read(self, name: str) -> NDArray[Any]:
-        """Return a tensor, memory-mapped."""
+        """Return a tensor in its own shape, memory-mapped."""
         entry = self.entries[name]
         if entry.dtype not in _DTYPES or entry.slices:
             raise CheckpointError(
-                f"{self._index}: {name} has TensorFlow's type {entry.dtype}, or is stored in "
-                "slices; weights must be fp32, fp64 or fp16, in one piece"
+                f"{self._index}: {name} has TensorFlow's type {entry.dtype} or is sliced. "
+                "Save it as fp32, fp64 or fp16, in one slice."
             )
         dtype, shape = np.dtype(_DTYPES[entry.dtype]), tuple(dim.size for dim in entry.shape.dim)
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes != entry.num_bytes or num_bytes <= 0 or entry.offset < 0:
-            raise CheckpointError(f"{self._index} is damaged: {name} has shape {shape}")
+            raise CheckpointError(
+                f"{self._index} is damaged: {name} has shape {shape}. Copy the file again."
+            )
         suffix = f".data-{entry.shard:05}-of-{self._num_shards:05}"
         file = self._index.with_name(self._index.name.removesuffix(".index") + suffix)
         if not file.is_file():
-            raise CheckpointError(f"{file} is missing; {self._index.name} names it")
+            raise CheckpointError(f"{file} does not exist, but {self._index.name} lists it.")
         if entry.offset + num_bytes > file.stat().st_size:
-            raise CheckpointError(f"{file} is truncated: {name} is not in it; copy it again")
+            raise CheckpointError(f"{file} ends before {name}. Copy the file again.")
         return np.memmap(file, dtype, "r", entry.offset, shape)
 
 
@@ -108,8 +113,8 @@ def _read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield the keys and values of a table."""
     footer = content[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or footer[-len(_MAGIC) :] != _MAGIC:
-        raise ValueError("it does not end like a table")
-    _, _, position = _handle(footer, 0)  # skips the block of statistics
+        raise ValueError("the table's footer is missing")
+    _, _, position = _handle(footer, 0)  # the block of statistics is not needed
     offset, size, _ = _handle(footer, position)
     for _, value in _read_block(content, offset, size):
         offset, size, _ = _handle(value, 0)
@@ -117,34 +122,34 @@ def _read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _read_block(content: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the entries of a block; each key shares its beginning with the one before."""
+    """Yield the entries of a block; each key stores only its difference from the previous key."""
     if offset + size >= len(content):
-        raise ValueError("a block is not in the file")
+        raise ValueError("a block is outside the file")
     if content[offset + size]:
-        raise ValueError("it is compressed; TensorFlow writes no such index")
+        raise ValueError("compressed blocks are not supported")
     block = content[offset : offset + size]
     (num_restarts,) = struct.unpack_from("<I", block, size - 4)
     end = size - 4 - 4 * num_restarts
     position, key = 0, b""
     while position < end:
         num_shared, position = _varint(block, position)
-        num_own, position = _varint(block, position)
+        num_added, position = _varint(block, position)
         num_value, position = _varint(block, position)
-        key = key[:num_shared] + block[position : position + num_own]
-        position += num_own
+        key = key[:num_shared] + block[position : position + num_added]
+        position += num_added
         yield key, block[position : position + num_value]
         position += num_value
 
 
 def _handle(content: bytes, position: int) -> tuple[int, int, int]:
-    """Return a block's offset and size, and the position behind them."""
+    """Return a block's offset and size, and the position after them."""
     offset, position = _varint(content, position)
     size, position = _varint(content, position)
     return offset, size, position
 
 
 def _varint(content: bytes, position: int) -> tuple[int, int]:
-    """Return a number of 7 bits a byte, and the position behind it."""
+    """Return a number of 7 bits per byte, and the position after it."""
     number = 0
     for shift in range(0, 70, 7):
         byte = content[position]

@@ -1,6 +1,6 @@
 """Google's checkpoints of ALBERT: `albert_config.json`, TensorFlow's weights, `30k-clean.model`.
 
-Only these have the head of sentence order. TensorFlow itself is not needed.
+Only these checkpoints have the sentence order head. Reading them does not need TensorFlow.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from training.model.checkpoint import CheckpointError
 from training.model.hf_names import HF_LAYER
 
 CONFIG_FILE: Final = "albert_config.json"
-# Names of the vocabulary: in Google's archives, and in our checkpoints.
+# File name of the vocabulary in our checkpoints, by its name in Google's archives.
 VOCABULARY_FILES: Final = {"30k-clean.model": "spiece.model", "vocab_chinese.txt": "vocab.txt"}
 _TF_LAYER: Final = "bert/encoder/transformer/group_{g}/inner_group_{i}"
-# TensorFlow's name <-> Hugging Face's. {g} and {i} are the group and the layer within it.
+# Hugging Face's name of a weight, by TensorFlow's.
 _NAMES: Final[dict[str, str]] = {
     "bert/embeddings/word_embeddings": "albert.embeddings.word_embeddings.weight",
     "bert/embeddings/position_embeddings": "albert.embeddings.position_embeddings.weight",
@@ -33,7 +33,7 @@ _NAMES: Final[dict[str, str]] = {
     "cls/seq_relationship/output_weights": "sop_classifier.classifier.weight",
     "cls/seq_relationship/output_bias": "sop_classifier.classifier.bias",
 }
-# The same for modules, whose weights end in the names in `_KINDS`.
+# The same for modules, which `_KINDS` completes. {g}: group, {i}: layer within the group.
 _MODULES: Final[dict[str, str]] = {
     "bert/embeddings/LayerNorm": "albert.embeddings.LayerNorm",
     "bert/encoder/embedding_hidden_mapping_in": "albert.encoder.embedding_hidden_mapping_in",
@@ -49,7 +49,7 @@ _MODULES: Final[dict[str, str]] = {
     "cls/predictions/transform/dense": "predictions.dense",
     "cls/predictions/transform/LayerNorm": "predictions.LayerNorm",
 }
-# Kernels are [in, out] in TensorFlow.
+# Last part of the names of modules' weights. Kernels are [in, out] in TensorFlow.
 _KINDS: Final[dict[str, str]] = {
     "kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias",
 }  # fmt: skip
@@ -61,16 +61,16 @@ def read_tensorflow_config(folder: Path) -> dict[str, Any]:
     """Read `albert_config.json` as the keys of Hugging Face's `config.json`."""
     file = folder / CONFIG_FILE
     try:
-        theirs = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
-    if not isinstance(theirs, dict):
-        raise CheckpointError(f"{file} is not a JSON object")
-    if theirs.get("hidden_act") == "gelu":
-        theirs["hidden_act"] = "gelu_new"  # their `gelu` is the approximation by tanh
-    theirs.pop("model_type", None)
+        raise CheckpointError(f"{file} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} is not a JSON object.")
+    if content.get("hidden_act") == "gelu":
+        content["hidden_act"] = "gelu_new"  # Google's `gelu` is the approximation by tanh
+    content.pop("model_type", None)
     try:
-        config = AlbertConfig.from_hf(theirs)
+        config = AlbertConfig.from_hf(content)
     except ConfigError as error:
         raise CheckpointError(f"{file}: {error}") from error
     return {"architectures": ["AlbertForPreTraining"], **config.to_hf()}
@@ -82,22 +82,22 @@ def load_tensorflow_weights(folder: Path) -> dict[str, Tensor]:
     if len(indices) != 1:
         names = ", ".join(file.name for file in indices) or "none"
         raise CheckpointError(
-            f"{folder} must hold one TensorFlow checkpoint, such as model.ckpt-best.index and "
-            f"model.ckpt-best.data-00000-of-00001; it holds {names}"
+            f"{folder} has the indices {names}, not exactly one. Use a folder with one TensorFlow "
+            "checkpoint, such as model.ckpt-best.index and model.ckpt-best.data-00000-of-00001."
         )
     bundle = TensorBundle(indices[0])
     renamed = {name: _hf_name(name) for name in bundle.entries if not _TRAINING.fullmatch(name)}
-    unknown = [name for name, ours in renamed.items() if ours is None]
+    unknown = [name for name, hf_name in renamed.items() if hf_name is None]
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise CheckpointError(
-            f"{indices[0]} holds {unknown[0]}{more}, which no published ALBERT has: "
-            "only checkpoints of the original pretraining can be read"
+            f"{indices[0]} contains {unknown[0]}{more}, which are not variables of ALBERT. "
+            "Use a checkpoint of the original pretraining."
         )
     return {
-        ours: _to_tensor(bundle.read(name), is_kernel=name.endswith("/kernel"))
-        for name, ours in renamed.items()
-        if ours is not None
+        hf_name: _to_tensor(bundle.read(name), is_kernel=name.endswith("/kernel"))
+        for name, hf_name in renamed.items()
+        if hf_name is not None
     }
 
 

@@ -1,7 +1,7 @@
-"""The weights of a Hugging Face directory, in all formats that `transformers` has written.
+"""Reader of a Hugging Face directory's weights, in all formats that `transformers` has written.
 
-They are safetensors or torch's pickles, in one file or several, of any floating-point type, by
-the names of any version. A pickle is read as tensors only: no code in it is run.
+The weights are safetensors or torch's pickles, in one file or several, of any floating-point type,
+under the names of any version. A pickle is read as tensors only: no code in it is run.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from training.model.checkpoint import CheckpointError, label_keys, write_weights
 from training.model.hf_names import with_backbone_prefix
 
 _PICKLE_FILE: Final = "pytorch_model.bin"
-# In the order of `transformers`. `NAME.index.json` lists several files of such a format.
+# Files in the order in which `transformers` looks for them. `NAME.index.json` lists shards.
 _FILES: Final = (WEIGHTS_FILE, _PICKLE_FILE)
 _MAX_INDEX_BYTES: Final = 16 << 20
 # Old versions stored these buffers, which are not weights.
 _BUFFER: Final = re.compile(r"(^|\.)(position_ids|token_type_ids)$")
-# Weights that were converted from TensorFlow name norms in this way.
+# Weights that were converted from TensorFlow name norms this way.
 _NORM: Final = {".gamma": ".weight", ".beta": ".bias"}
 _DECODER: Final = "predictions.decoder."
-# DataParallel, torch.compile and modules that hold the model, such as Lightning's, add these.
+# DataParallel, torch.compile and wrapping modules, such as Lightning's, add these prefixes.
 _WRAPPER: Final = re.compile(r"(?:(?:module|model|_orig_mod)\.)+")
 
 
 def find_weights(folder: Path) -> Path | None:
-    """Return the file of the weights, or their index; None if there is neither."""
+    """Return the file of the weights or their index; None without either."""
     for name in _FILES:
         for file in (folder / name, folder / f"{name}.index.json"):
             if file.is_file():
@@ -55,18 +55,18 @@ def find_weights(folder: Path) -> Path | None:
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
-    """Read all weights as fp32, by the names that `transformers` gives them today."""
+    """Read all weights as fp32, by their current names in `transformers`."""
     file = find_weights(folder)
     if file is None:
         raise CheckpointError(
-            f"{folder} has no weights: no {' or '.join(_FILES)}, nor an index of several files"
+            f"{folder} does not contain weights: no {' or '.join(_FILES)}, and no index of shards."
         )
     tensors = _read_indexed(file) if file.suffix == ".json" else _read_file(file)
     return _normalize(tensors, file)
 
 
 def is_current(name: str) -> bool:
-    """Whether a name is today's, and not an old version's."""
+    """Whether a name is current, not an old version's."""
     return not (
         _BUFFER.search(name)
         or name.endswith(tuple(_NORM))
@@ -77,11 +77,11 @@ def is_current(name: str) -> bool:
 
 def _read_file(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
-        read_header(file)  # checks the header first: its errors are clearer, and it limits the size
+        read_header(file)  # its errors are clearer, and it limits the header's size
         try:
             return load_file(file)
         except SafetensorError as error:
-            raise CheckpointError(f"{file} is damaged: {error}; download it again") from error
+            raise CheckpointError(f"{file} is damaged: {error}. Download it again.") from error
     return _read_pickle(file)
 
 
@@ -96,31 +96,33 @@ def missing_files(weights: Path) -> list[str]:
 def _read_index(index: Path) -> dict[str, str]:
     """Return the file of each weight that an index lists."""
     try:
-        places = json.loads(read_small_file(index, _MAX_INDEX_BYTES))["weight_map"]
-        names = sorted(set(places.values()))
+        file_by_weight = json.loads(read_small_file(index, _MAX_INDEX_BYTES))["weight_map"]
+        names = sorted(set(file_by_weight.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{index} is not an index of weights: {error!r}") from error
+        raise CheckpointError(f"{index} is not an index of weights: {error!r}.") from error
     suffix = index.name.removesuffix(".index.json").rpartition(".")[2]
     for name in names:
-        # A file elsewhere is not the checkpoint's, and may be a secret.
+        # A file outside the folder does not belong to the checkpoint, and may be a secret.
         if not isinstance(name, str) or not re.fullmatch(rf"[\w.-]+\.{suffix}", name):
             raise CheckpointError(
-                f"{index} names {name!r}; it must be a .{suffix} file of its folder"
+                f"{index} lists {name!r}, which is not the name of a .{suffix} file."
             )
-    return dict(places)
+    return dict(file_by_weight)
 
 
 def _read_indexed(index: Path) -> dict[str, Tensor]:
-    """Read the files that an index names."""
-    places = _read_index(index)
+    """Read the files that an index lists."""
+    file_by_weight = _read_index(index)
     if missing := missing_files(index):
-        raise CheckpointError(f"{index.parent / missing[0]} is missing; {index.name} names it")
+        raise CheckpointError(
+            f"{index.parent / missing[0]} does not exist, but {index.name} lists it."
+        )
     tensors: dict[str, Tensor] = {}
-    for name in sorted(set(places.values())):
+    for name in sorted(set(file_by_weight.values())):
         tensors |= _read_file(index.parent / name)
-    lost = sorted(places.keys() - tensors.keys())
-    if lost:
-        raise CheckpointError(f"{index} names {lost[0]}, which none of its files has")
+    missing = sorted(file_by_weight.keys() - tensors.keys())
+    if missing:
+        raise CheckpointError(f"{index} lists {missing[0]}, but none of its files contains it.")
     return tensors
 
 
@@ -128,40 +130,42 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
     """Read a pickle of tensors, from a zip archive or in the format before torch 1.6."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of pickles that it did not write
+            warnings.simplefilter("ignore")  # torch warns about pickles of other writers
             content = torch.load(
                 file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
             )
     except Exception as error:  # a damaged file raises almost anything
-        # Torch's advice to load the file without this safeguard is in the sentences behind.
+        # The sentences after the first advise to load the file without this safeguard.
         reason = re.split(r"\.\s|\n", str(error).strip() or type(error).__name__)[0]
-        refused = re.search(r"GLOBAL [\w.]+", str(error))
+        rejected_code = re.search(r"GLOBAL [\w.]+", str(error))
         raise CheckpointError(
-            f"{file} cannot be read as weights alone, so that no code is run: "
-            f"{refused[0] if refused else reason}; is it complete?"
+            f"{file} cannot be read without running code: "
+            f"{rejected_code[0] if rejected_code else reason}. Check that it is complete."
         ) from error
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items()
     ):
         raise CheckpointError(
-            f"{file} contains something other than weights by name; save only the state_dict"
+            f"{file} does not contain only weights by name. Save only the state_dict."
         )
     return dict(content)
 
 
 def _normalize(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """Return fp32 weights by today's names, without buffers and copies of tied weights."""
+    """Return fp32 weights by their current names, without buffers and copies of tied weights."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         current = _current_name(name)
         if _BUFFER.search(name):
             continue
         if not tensor.is_floating_point():
-            raise CheckpointError(f"{file}: {name} holds {tensor.dtype}, not floating point")
+            raise CheckpointError(f"{file}: {name} is {tensor.dtype}, not floating point.")
         if current in renamed:
-            raise CheckpointError(f"{file} has two weights that are {current} today")
+            raise CheckpointError(f"{file} has two weights for {current}.")
         if not tensor.isfinite().all():
-            raise CheckpointError(f"{file}: {name} holds NaN or infinite numbers; save it again")
+            raise CheckpointError(
+                f"{file}: {name} contains NaN or infinite numbers. Save the checkpoint again."
+            )
         renamed[current] = tensor.to(torch.float32)
     return _without_decoder(with_backbone_prefix(renamed), file)
 
@@ -176,16 +180,16 @@ def _without_decoder(weights: dict[str, Tensor], file: Path) -> dict[str, Tensor
     bias = weights.pop(f"{_DECODER}bias", None)
     if bias is not None and "predictions.dense.weight" in weights:
         weights["predictions.bias"] = bias
-    words = weights.pop(f"{_DECODER}weight", None)
-    if words is not None and WORDS in weights and not torch.equal(words, weights[WORDS]):
+    weight = weights.pop(f"{_DECODER}weight", None)
+    if weight is not None and WORDS in weights and not torch.equal(weight, weights[WORDS]):
         raise CheckpointError(
-            f"{file}: {_DECODER}weight is not the word embeddings; ALBERT ties the two"
+            f"{file}: {_DECODER}weight differs from the word embeddings. ALBERT ties the two."
         )
     return weights
 
 
 def write_from_int8(bundle: Path, folder: Path) -> None:
-    """Write an int8 bundle, with its rounding, as a checkpoint into a new folder."""
+    """Write the rounded weights of an int8 bundle as a checkpoint into a new folder."""
     folder.mkdir(parents=True)
     manifest = read_manifest(bundle)
     classifier = manifest.heads.get(CLASSIFICATION)
@@ -204,7 +208,7 @@ def restore_weights(file: Path, target: Path) -> None:
 
 
 def _restore(name: str, stored: Mapping[str, Tensor]) -> Tensor:
-    """Return a weight as fp32; int8 matrices are transposed, because they are stored [in, out]."""
+    """Return a weight as fp32 in torch's shape; int8 matrices are stored transposed, [in, out]."""
     scale_O, factors_I = stored.get(name + SCALE_SUFFIX), stored.get(name + SMOOTHING_SUFFIX)
     weight = stored[name].float()
     if scale_O is not None:

@@ -16,7 +16,7 @@ from training.data.labelled.folders import CHOICES, files_of_split
 from training.data.streams import ExampleStream
 from training.errors import RunError
 from training.finetuning.config import FinetuneConfig
-from training.loop.early_stopping import LOWEST, BestValidation
+from training.loop.early_stopping import LOWER_IS_BETTER, BestValidation
 from training.loop.progress import Progress
 from training.loop.step import Mixture
 from training.loop.validation import HEADS_MEAN, Validation
@@ -143,7 +143,7 @@ def _validating(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> _Valid
         batches=[batch for validation in validations for batch in validation.batches],
         tasks=tuple(task.name for task in classifiers),
         metrics={task.name: task.metrics.figures for task in classifiers},
-        deciding={task.name: task.figure for task in classifiers},
+        selecting_metrics={task.name: task.figure for task in classifiers},
     )
     return _Validating(together, selection)
 
@@ -153,7 +153,7 @@ def _selection_of(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> Best
     figures = [task.figure for task in tasks]
     figure = figures[0]
     if len(tasks) > 1:
-        if lowest := [name for name in figures if name in LOWEST]:
+        if lowest := [name for name in figures if name in LOWER_IS_BETTER]:
             raise RunError(
                 f"--metric {lowest[0]}: with several classifiers validated, the mean of their "
                 "metrics decides, of which the highest is the best; take another"
@@ -166,8 +166,8 @@ def _selection_of(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> Best
     else:
         files, part = [head.files.validation for head in config.classifiers], ""
     return BestValidation(
-        figure=figure,
-        measured="; ".join(
+        metric=figure,
+        criterion="; ".join(
             _describe_held_out(figure, its, part)
             for figure, its in zip(figures, filter(None, files), strict=False)
         ),

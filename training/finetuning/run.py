@@ -16,9 +16,9 @@ from training.finetuning.recipes import hyperparameters_of
 from training.finetuning.record import data_names, export_command, record_of
 from training.finetuning.tasks import read_tasks, setup_of
 from training.loop.checkpointing import Checkpoints
-from training.loop.distributed import join_world, setting_up
+from training.loop.distributed import fail_together, join_world
 from training.loop.driver import PreparedRun, TrainedRun, build_run, train_run
-from training.loop.progress import is_known_run, run_precision
+from training.loop.progress import contains_run, run_precision
 from training.loop.step import Run
 from training.tasks.base import TrainingTask
 from training.tasks.embeddings.loss import VECTORS
@@ -27,17 +27,17 @@ from training.tasks.embeddings.loss import VECTORS
 def run_finetuning(config: FinetuneConfig) -> TrainedRun:
     """Train the run of a configuration to its end, or resume it."""
     with join_world(config.device) as world, ExitStack() as stack:
-        with setting_up(world):
+        with fail_together(world):
             config.check_files()
             checkpoint = stack.enter_context(open_checkpoint(config.initialize_from))
             folder = checkpoint.folder
             hyperparameters = hyperparameters_of(config, folder)
             record = record_of(config, hyperparameters)
-            is_known_run(config.output, record)
+            contains_run(config.output, record)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         precision = record["precision"] = run_precision(config.precision, config.output, world)
-        with setting_up(world):
+        with fail_together(world):
             start = Start.open(folder, config)
             setup = setup_of(config, start, world)
             tasks = read_tasks(config, start, setup)

@@ -1,8 +1,8 @@
 """Checkpoints of a run: written atomically, hashed, and rotated.
 
-`checkpoints/step-00001000/` holds a Hugging Face directory, the training state `state.pt` and
-`hashes.json`; `checkpoint` links to the newest, and `best` to that of the best validation, which is
-kept however old it is.
+`checkpoints/step-00001000/` contains a Hugging Face directory, the training state `state.pt` and
+`hashes.json`. `checkpoint` links to the newest checkpoint. `best` links to the checkpoint with the
+best validation, which is never removed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ _HASHES: Final = "hashes.json"
 _STATE: Final = "state.pt"
 _NEWEST_LINK: Final = "checkpoint"
 _BEST_LINK: Final = "best"
-# Errors of a failed write: Python's, torch's and safetensors' own.
-_UNWRITABLE: Final = (OSError, RuntimeError, safetensors.SafetensorError)
+# Errors of a failed write in Python, torch and safetensors.
+_WRITE_ERRORS: Final = (OSError, RuntimeError, safetensors.SafetensorError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoints:
-    """The checkpoints in a run's folder."""
+    """The checkpoints in a run's folder.
+
+    Attributes:
+        num_kept: number of newest checkpoints that are not removed.
+    """
 
     folder: Path
     num_kept: int
@@ -46,41 +50,43 @@ class Checkpoints:
         write: Callable[[Path], None],
         state: dict[str, Any],
         *,
-        anew: bool = False,
+        replaces: bool = False,
     ) -> None:
-        """Write the checkpoint of a step, and remove the oldest ones over `num_kept`.
+        """Write the checkpoint of a step, and remove the oldest beyond `num_kept`.
 
         Args:
-            write: writes the model, its config and the tokenizer into a folder.
-            state: the training state, which `load_state` returns.
-            anew: replaces the checkpoint of a step that has one, which otherwise stays.
+            write: function that writes the model, its config and the tokenizer into a folder.
+            state: training state, which `load_state` returns.
+            replaces: whether to replace an existing checkpoint of the step.
         """
-        if anew or not self.at(step).is_dir():
+        if replaces or not self.folder_of(step).is_dir():
             self._save(step, write, state)
         self._remove_old()
 
     def _save(self, step: int, write: Callable[[Path], None], state: dict[str, Any]) -> None:
-        final = self.at(step)
+        final = self.folder_of(step)
         try:
             with replace_folder(final, mode=0o777) as folder:
                 write(folder)
-                # A Python stream: its errors carry the system's reason, such as a full disk.
+                # Errors of a Python stream contain the system's reason, such as a full disk.
                 with (folder / _STATE).open("wb") as stream:
                     torch.save(state, stream)
                 hashes = {file.name: sha256_of(file) for file in folder.iterdir() if file.is_file()}
                 (folder / _HASHES).write_text(json.dumps(hashes, indent=2) + "\n")
             self._link(_NEWEST_LINK, final)
-        except _UNWRITABLE as error:
+        except _WRITE_ERRORS as error:
             reason = str(error).splitlines()[0]
             if isinstance(error, OSError) and error.strerror:
                 reason = error.strerror
             raise RunError(
-                f"the checkpoint of step {step:,} could not be written: {reason}; {self._last()}"
+                f"The checkpoint of step {step:,} could not be written: {reason.rstrip('.')}. "
+                f"{self._advice()}"
             ) from error
 
     def _clear_partial(self) -> None:
-        """Remove partial checkpoints of a killed process; keep complete ones of missing steps."""
-        for partial in sorted(self._all.glob(".step-*"), reverse=True):  # new before old
+        """Remove partial checkpoints of a killed process, unless they complete a missing step."""
+        # In reverse order, new folders (.partial) precede the old folders (.old) they replace.
+        for partial in sorted(self._all.glob(".step-*"), reverse=True):
             final = self._all / partial.name.split(".")[1]
             if not final.exists() and find_damage(partial) is None:
                 os.replace(partial, final)
@@ -90,8 +96,8 @@ class Checkpoints:
     def newest(self) -> Path | None:
         """Return the newest intact checkpoint; None if the run has no checkpoint.
 
-        Partial checkpoints of a killed process are removed. Damaged ones are reported, and removed
-        if an older one is intact.
+        Partial checkpoints of a killed process are removed. Damaged checkpoints are reported, and
+        removed if an older checkpoint is intact.
         """
         self._clear_partial()
         damaged: list[Path] = []
@@ -102,24 +108,25 @@ class Checkpoints:
                     _remove(damaged_folder)
                 self._link(_NEWEST_LINK, folder)
                 return folder
-            print(f"warning: passed over {folder}: {damage}", file=sys.stderr)
+            message = f"warning: Ignored the damaged checkpoint {folder}: {damage}."
+            print(message, file=sys.stderr)
             damaged.append(folder)
         if damaged:
-            raise RunError(f"no checkpoint in {self._all} is whole; give another --output")
+            raise RunError(f"Every checkpoint in {self._all} is damaged. Choose another --output.")
         return None
 
     def link_best(self, step: int | None) -> None:
-        """Link `best` to a step's checkpoint; remove the link if that is lost.
+        """Link `best` to a step's checkpoint; remove the link if the checkpoint does not exist.
 
-        Without a step, as after training without validation, an earlier best one stays linked.
+        Without a step, as after training without validation, an existing link stays.
         """
         link = self.folder / _BEST_LINK
-        if step is not None and self.at(step).is_dir():
-            self._link(_BEST_LINK, self.at(step))
+        if step is not None and self.folder_of(step).is_dir():
+            self._link(_BEST_LINK, self.folder_of(step))
         elif step is not None or not link.exists():
             link.unlink(missing_ok=True)
 
-    def at(self, step: int) -> Path:
+    def folder_of(self, step: int) -> Path:
         """Return the folder of a step's checkpoint."""
         return self._all / f"step-{step:08}"
 
@@ -128,48 +135,47 @@ class Checkpoints:
         return self.folder / "checkpoints"
 
     def _steps(self) -> list[Path]:
-        """Return the folders of all checkpoints, the newest first."""
+        """Return the folders of all checkpoints, newest first."""
         folders = [path for path in self._all.glob("step-*") if _STEP.fullmatch(path.name)]
         return sorted(folders, key=step_of, reverse=True)
 
-    def _last(self) -> str:
+    def _advice(self) -> str:
         last = next(iter(self._steps()), None)
-        return f"the last one, {last}, is whole" if last else "there is none before it"
+        intact = f" The last checkpoint, {last}, is intact." if last else ""
+        return f"Fix the problem, and repeat the command.{intact}"
 
     def _remove_old(self) -> None:
         best = (self.folder / _BEST_LINK).resolve()
-        old_steps = [
-            folder for folder in self._steps()[self.num_kept :] if folder.resolve() != best
-        ]
-        for old in old_steps:
-            _remove(old)
+        for folder in self._steps()[self.num_kept :]:
+            if folder.resolve() != best:
+                _remove(folder)
 
     def _link(self, name: str, target: Path) -> None:
         link = self.folder / name
-        fresh = partial_path(link)
-        fresh.unlink(missing_ok=True)
-        fresh.symlink_to(target.relative_to(self.folder), target_is_directory=True)
-        os.replace(fresh, link)
+        partial = partial_path(link)
+        partial.unlink(missing_ok=True)
+        partial.symlink_to(target.relative_to(self.folder), target_is_directory=True)
+        os.replace(partial, link)
         sync(self.folder)
 
 
-def claim(folder: Path) -> FileLock:
+def lock_folder(folder: Path) -> FileLock:
     """Lock a run's folder until the lock's `release` or the end of this process.
 
-    Two processes that train the same run, as after an early restart, would remove each other's
-    partial checkpoints.
+    Two processes that train the same run, for example after an early restart, would remove each
+    other's partial checkpoints.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # Forked data loader workers, which may outlive this process, do not inherit it.
+    # Forked data loader workers, which may outlive this process, do not inherit this lock.
     lock = FileLock(folder / "run.lock", blocking=False)
     try:
         lock.acquire()
     except Timeout as error:
         raise RunError(
-            f"another process trains the run in {folder}; end it first, or wait for its end"
+            f"Another process is training the run in {folder}. End it, or wait until it has ended."
         ) from error
     except OSError:
-        pass  # a file system without locks
+        pass  # the file system does not support locks
     return lock
 
 
@@ -184,7 +190,7 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises several unrelated types
-        raise RunError(f"{file} cannot be read: {error}") from error
+        raise RunError(f"{file} cannot be read: {error}.") from error
     return state
 
 
@@ -197,11 +203,11 @@ def find_damage(checkpoint: Path) -> str | None:
                 return f"{name} has changed since it was written"
     except (OSError, ValueError, AttributeError) as error:
         return str(error)
-    return None if _STATE in hashes else f"{_HASHES} does not name {_STATE}"
+    return None if _STATE in hashes else f"{_HASHES} does not list {_STATE}"
 
 
 def _remove(checkpoint: Path) -> None:
-    """Rename a checkpoint first, so that a half-removed folder is never taken for one."""
+    """Remove a checkpoint; renaming it first hides a half-removed folder from `newest`."""
     old = checkpoint.with_name(f".{checkpoint.name}.old")
     os.replace(checkpoint, old)
     shutil.rmtree(old)

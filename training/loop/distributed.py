@@ -1,10 +1,10 @@
 """Distributed training: the process group, and the replication of a model by DDP.
 
 `torchrun --nproc-per-node N --no-python albert-serve pretrain ...` starts the processes. Each takes
-every N-th micro-batch of a step, and gradients are averaged. ALBERT's shared layer has its gradient
-only at the end of the backward pass, so that there is almost no communication to overlap; one
-layer's gradient is sent, 47 MB for base, however many layers apply it. The main process alone
-writes and prints.
+every N-th micro-batch of a step, and gradients are averaged. The gradient of ALBERT's shared layer
+is complete only at the end of the backward pass, so almost no communication can overlap with it.
+Only this layer's gradient is sent, 47 MB for base, however many layers use it. Only the main
+process writes and prints.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from albert_serve.progress import no_progress
 from training.errors import REPORTED, TrainingError
 
 _ValueT = TypeVar("_ValueT")
-# Timeout of collectives in training; longer than an evaluation.
+# Timeout of collectives in training, which is longer than an evaluation.
 _TIMEOUT = timedelta(minutes=30)
-# Of those that wait for the main process to tokenise a corpus, over gloo also where there are GPUs.
+# Timeout while processes wait for the main process to tokenise a corpus, over gloo even with GPUs.
 _SETUP_TIMEOUT = timedelta(days=7)
-# Kept until the process ends. DDP's last reference goes with a run that has failed, and to free the
-# group waits, with the interpreter held, for gloo's thread: which may wait for the interpreter, to
-# let go of the tensor of the last collective.
+# References that keep the groups until the process ends. When a run fails, DDP drops its own.
+# Freeing the group would then block the interpreter while it waits for gloo's thread. That thread
+# may need the interpreter to free the tensor of the last collective.
 _process_groups: list[object] = []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """This process' place in the process group; by default it is the only process.
+    """The rank of this process in the process group; by default it is the only process.
 
     Attributes:
-        setup: the group of `meet` and `setting_up`, whose waits have no short timeout.
+        setup: process group with a long timeout, for `wait_for_all` and `fail_together`.
     """
 
     rank: int = 0
@@ -54,7 +54,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that reports and writes."""
+        """Whether this process reports and writes."""
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -66,7 +66,7 @@ class World:
         return cast("list[float]", summed.tolist())
 
     def sum_in_setup(self, values: Sequence[float]) -> list[float]:
-        """Return the same sums, however long another process takes to come to them."""
+        """Return the same sums, with the long timeout of the setup."""
         if self.size == 1:
             return list(values)
         summed = torch.tensor(values, dtype=torch.float64)
@@ -81,8 +81,8 @@ class World:
         distributed.all_gather_object(values, value)
         return values
 
-    def meet(self) -> None:
-        """Wait for all processes within `setting_up`; if one has failed, exit with status 1."""
+    def wait_for_all(self) -> None:
+        """Wait for all processes within `fail_together`; exit with status 1 if one has failed."""
         num_failed, _ = self.sum_in_setup([0.0, 0.0])
         if num_failed:
             raise SystemExit(1)
@@ -90,11 +90,11 @@ class World:
 
 @contextmanager
 def join_world(device: torch.device) -> Iterator[World]:
-    """Join the process group that torchrun made, if any; for `with`.
+    """Join the process group of torchrun, if any; for `with`.
 
-    A `TrainingError` is also reported to torchrun, which prints it at the end of the job. When
-    another process has ended, this one ends with a line on stderr and status 1. All processes but
-    the main one print no progress, and nothing on stdout.
+    A `TrainingError` is also reported to torchrun, which prints it at the end of the job. If
+    another process has ended, this process prints a line on stderr and exits with status 1. Only
+    the main process prints progress, and on stdout.
     """
     if not distributed.is_torchelastic_launched():
         yield World(device=device)
@@ -129,11 +129,12 @@ def join_world(device: torch.device) -> Iterator[World]:
 
 
 @contextmanager
-def setting_up(world: World) -> Iterator[None]:
-    """Have all processes wait for each other at the end, or all fail; for `with`.
+def fail_together(world: World) -> Iterator[None]:
+    """Wait for all processes at the end, and fail in all if one has failed; for `with`.
 
-    Of an error that several have, as of data that all read, one reports: the main process if it
-    is among them. The others exit with status 1. Within it, processes wait by `World.meet` alone.
+    If the main process has failed, as for data that all read, only it reports its error. Otherwise
+    each failed process does. All other processes exit with status 1. Within the block, processes
+    may only wait with `World.wait_for_all`.
     """
     error: Exception | None = None
     try:
@@ -150,15 +151,15 @@ def setting_up(world: World) -> Iterator[None]:
 
 @contextmanager
 def main_first(world: World) -> Iterator[None]:
-    """Have the main process do something before the others, within `setting_up`; for `with`.
+    """Run the block in the main process before the others, within `fail_together`; for `with`.
 
-    What it writes the others then read.
+    The others can then read files that the main process has written.
     """
     if not world.is_main:
-        world.meet()
+        world.wait_for_all()
     yield
     if world.is_main:
-        world.meet()
+        world.wait_for_all()
 
 
 def _is_communication_error(error: RuntimeError) -> bool:
@@ -167,14 +168,14 @@ def _is_communication_error(error: RuntimeError) -> bool:
 
 
 def _exit() -> NoReturn:
-    """Exit at once, without destroying the process group.
+    """Exit immediately, without destroying the process group.
 
-    Destroying it during a collective may deadlock gloo, a thread of which waits for the
-    interpreter; NCCL would wait for the process that has ended.
+    Destroying it during a collective may deadlock gloo, whose thread waits for the interpreter.
+    NCCL would wait for the process that has ended.
     """
     print(
-        "error: another process of the run has ended, or cannot be reached; "
-        "the same command resumes from the last checkpoint",
+        "error: Another process of the run has ended or cannot be reached. "
+        "Repeat the command to resume from the last checkpoint.",
         file=sys.stderr,
     )
     sys.stdout.flush()
@@ -191,14 +192,18 @@ def _report_to_torchrun(error: TrainingError) -> None:
 
 
 def replicate(objective: nn.Module, world: World, *, trains_all: bool = True) -> nn.Module:
-    """Wrap an objective for training by all processes."""
+    """Wrap an objective for training by all processes.
+
+    Args:
+        trains_all: whether every step trains all parameters.
+    """
     if world.size == 1:
         return objective
     return DistributedDataParallel(objective, find_unused_parameters=not trains_all)
 
 
-def replica(replicated: nn.Module) -> nn.Module:
-    """Return this process' objective, which it can use alone."""
+def unwrap(replicated: nn.Module) -> nn.Module:
+    """Return this process' own objective, which it can use alone."""
     if not isinstance(replicated, DistributedDataParallel):
         return replicated
     objective: nn.Module = replicated.module

@@ -1,4 +1,4 @@
-"""A run, built from its parts and trained to its end, with its checkpoints and records."""
+"""Building a run from its parts, and training it to its end with checkpoints and records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from training.loop.validation import Validation
 from training.losses import LossFunction, Objective
 from training.model.checkpoint import read_tokenizer
 from training.model.heads import AlbertForTasks
-from training.model.provenance import read_figures, read_stages
+from training.model.provenance import read_quality, read_stages
 from training.optim.optimizers import Hyperparameters, build_optimizers
 from training.options.config import RunFolder
 from training.system.precision import PrecisionName, has_varlen
@@ -29,13 +29,14 @@ from training.system.precision import PrecisionName, has_varlen
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedRun:
-    """A run that has ended, or was stopped.
+    """A run that has ended or was stopped.
 
     Attributes:
-        status: exit status: 0 for a run that is done, 128 + the signal's number otherwise.
-        checkpoint: the folder of the newest checkpoint, in the run's folder.
-        num_steps: steps so far.
-        selection: the best validation, whose checkpoint `best` links to; None without validation.
+        status: exit status: 0 for a complete run, otherwise 128 + the signal's number.
+        checkpoint: folder of the newest checkpoint, a link in the run's folder.
+        num_steps: number of steps so far.
+        selection: best validation, whose checkpoint is linked as `best`; None if the run does not
+            validate.
     """
 
     status: int
@@ -45,15 +46,15 @@ class TrainedRun:
 
     @property
     def best(self) -> Path:
-        """The folder of the checkpoint with the best validation; without validation the newest."""
+        """Folder of the checkpoint with the best validation; the newest if the run has none."""
         has_best = self.selection is not None and self.selection.best_step is not None
         return self.checkpoint.with_name("best") if has_best else self.checkpoint
 
     @property
     def validations(self) -> list[dict[str, float]]:
-        """The figures of each validation and its `step`, as `metrics.jsonl` has them."""
+        """Lines of `metrics.jsonl` with the metrics of each validation and its `step`."""
         file = self.checkpoint.with_name("metrics.jsonl")
-        if not file.is_file():  # a fitted head without held-out texts
+        if not file.is_file():  # the run only fitted a head, without held-out texts
             return []
         lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
         return [line for line in lines if any(name.startswith("validation/") for name in line)]
@@ -61,15 +62,16 @@ class TrainedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedRun:
-    """A run at step 0, its validation, and what its folder and checkpoints record.
+    """A run at step 0, its validation, and the records for its folder and checkpoints.
+
+    `Saver` and `Trainer` describe the other attributes.
 
     Attributes:
-        record: content of the folder's `run.json`, whose settings `is_known_run` has compared.
-        program, stage, extra_config: as in `Saver`.
-        start: folder of the checkpoint whose weights the run starts from; None for new weights.
+        record: content of the folder's `run.json`, which `contains_run` has compared.
+        start: folder of the checkpoint whose weights the run starts with; None for new weights.
         tokenizer_from: folder of the tokenizer.
-        sentence_vectors: the form that the run trains; None: that of `start`, if it has one.
-        validation, validate_every, validates_start, compiles: as in `Trainer`.
+        sentence_vectors: settings of the embeddings that the run trains; None for the settings of
+            `start`, if any.
     """
 
     config: RunFolder
@@ -89,11 +91,11 @@ class PreparedRun:
     def saver(self) -> Saver:
         """Return the writer of the run's checkpoints.
 
-        It reads the folders now: they may be temporary, or be removed in the days of a run.
+        It reads the folders now, because they may be temporary or be removed during a long run.
         """
         start, stage, vectors = self.start, self.stage, self.sentence_vectors
         if start is not None:
-            stage = {**stage, "before": read_figures(start)}
+            stage = {**stage, "before": read_quality(start)}
             vectors = vectors or read_sentence_vectors(start)
         return Saver(
             checkpoints=Checkpoints(folder=self.config.output, num_kept=self.config.keep),
@@ -142,15 +144,15 @@ def train_run(prepared: PreparedRun) -> TrainedRun:
     """Train a run to its end, resuming it from its folder.
 
     Raises:
-        RunError: as `Saver.resume` and `Trainer.train`.
-        KeyboardInterrupt: SIGINT stopped it, as a notebook sends it; its last step is saved.
+        RunError: the run could not be resumed, trained or saved.
+        KeyboardInterrupt: SIGINT, as a notebook sends it, stopped the run after saving its step.
     """
     config, run, saver = prepared.config, prepared.run, prepared.saver()
     is_main = run.world.is_main
     if saver.resume(run) and is_main:
-        print(f"resuming from step {run.progress.step:,}")
+        print(f"Resuming from step {run.progress.step:,}.")
     if is_main:
-        # Also if it is known: its end may be another one.
+        # The settings of a resumed run's end may have changed.
         record_run(config.output, prepared.record)
     trainer = Trainer(
         run=run,
@@ -164,7 +166,7 @@ def train_run(prepared: PreparedRun) -> TrainedRun:
     )
     status = trainer.train()
     if status == 128 + signal.SIGINT:
-        raise KeyboardInterrupt(f"stopped at step {run.progress.step:,}, which is saved")
+        raise KeyboardInterrupt(f"Stopped after step {run.progress.step:,}, which is saved.")
     return TrainedRun(
         status=status,
         checkpoint=config.output / "checkpoint",

@@ -1,4 +1,4 @@
-"""The best validation of a run by one figure, and early stopping."""
+"""The best validation of a run by one metric, and early stopping."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from training.errors import RunError
 
-# The figures of which the lowest is the best.
-LOWEST: Final = frozenset({"loss", "mse"})
+# Metrics of which lower values are better.
+LOWER_IS_BETTER: Final = frozenset({"loss", "mse"})
 _STATE: Final = ("best_step", "best", "num_since")
 
 
@@ -20,40 +20,42 @@ class BestValidation:
     """The best validation of a run so far.
 
     Attributes:
-        figure: name of the figure that decides, such as `accuracy`; the highest is the best, of
-            `loss` and `mse` the lowest.
-        measured: the figure and the held-out data in words, by which a run is resumed.
-        patience: validations in a row without a new best after which the run stops; None to go on.
-        best: the best figure so far; None before the first.
-        best_step: its step.
-        num_since: validations since then.
+        metric: name of the metric that selects, such as `accuracy`. Higher values are better,
+            except for `loss` and `mse`.
+        criterion: description of the metric and the held-out data, which must be the same when
+            the run is resumed.
+        patience: consecutive validations without a new best value after which the run stops; None
+            to continue.
+        best: best value so far; None before the first.
+        best_step: step of the best value.
+        num_since: number of validations since the best value.
     """
 
-    figure: str
-    measured: str = ""
+    metric: str
+    criterion: str = ""
     patience: int | None = None
     best: float | None = None
     best_step: int | None = None
     num_since: int = 0
 
     @property
-    def is_over(self) -> bool:
+    def stops_early(self) -> bool:
         """Whether the run stops early."""
         return self.patience is not None and self.num_since >= self.patience
 
-    def take(self, step: int, figures: Mapping[str, float]) -> bool:
-        """Take the figures of a validation; return whether it is the best so far.
+    def update(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Count a validation; return whether it is the best so far.
 
-        Of equal ones the first is the best. A figure that is nan is never the best.
+        Of equal values, the first is the best. nan is never the best.
         """
-        is_best = self.improve(step, figures)
+        is_best = self.update_best(step, metrics)
         self.num_since += not is_best
         return is_best
 
-    def improve(self, step: int, figures: Mapping[str, float]) -> bool:
-        """Take the figures if they are the best, as `take`; patience does not count them if not."""
-        value = figures[self.figure]
-        sign = -1 if self.figure in LOWEST else 1
+    def update_best(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Do the same as `update`, but do not count a worse validation for patience."""
+        value = metrics[self.metric]
+        sign = -1 if self.metric in LOWER_IS_BETTER else 1
         is_better = self.best is None or sign * value > sign * self.best
         if math.isnan(value) or not is_better:
             return False
@@ -62,32 +64,33 @@ class BestValidation:
 
     def state(self) -> dict[str, Any]:
         """Return the state for `restore`."""
-        return {name: getattr(self, name) for name in ("measured", *_STATE)}
+        return {"measured": self.criterion, **{name: getattr(self, name) for name in _STATE}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state; none of a run that had no validation."""
+        """Restore a saved state, which is empty for a run without validation."""
         if not state:
             return
-        if state["measured"] != self.measured:
+        if state["measured"] != self.criterion:
             raise RunError(
-                f"the run selects its best checkpoint by {state['measured']}, not {self.measured}; "
-                "resume it with the same --metric and --validation, or give another --output"
+                f"The run selects its best checkpoint by {state['measured']}, not "
+                f"{self.criterion}. Resume it with the same --metric and --validation, or choose "
+                "another --output."
             )
         for name in _STATE:
             setattr(self, name, state[name])
 
     def report(self, done: float, best: Path) -> Iterator[str]:
-        """Yield lines on the end of a run: early stopping, and the best validation."""
+        """Yield the lines to print at the end of a run: early stopping and the best validation."""
         if done < 1:
             yield (
-                f"stopped early at {done:.1%}: no better validation in {self.num_since}; "
-                "a larger --patience goes on"
+                f"Stopped early at {done:.1%}, after {self.num_since} validations without a better "
+                "one. To continue, repeat the command with a larger --patience."
             )
-        yield f"the best validation, in {best}: {self._describe()}"
+        yield f"The best validation, in {best}: {self._describe()}."
 
     def _describe(self) -> str:
         if self.best is None:
-            return f"none has a {self.figure}"
+            return f"none has a value of {self.metric}"
         if self.best_step == 0:
-            return f"{self.figure} {self.best:.4f}, of the weights before the first step"
-        return f"{self.figure} {self.best:.4f} at step {self.best_step:,}"
+            return f"{self.metric} {self.best:.4f}, of the weights before the first step"
+        return f"{self.metric} {self.best:.4f} at step {self.best_step:,}"

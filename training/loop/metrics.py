@@ -1,4 +1,4 @@
-"""Metrics of a run: means since the last report, and their files of JSON and for TensorBoard."""
+"""Metrics of a run: means since the last report, `metrics.jsonl` and TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.loop.distributed import World
 from training.loop.step import StepResult
 from training.losses import Tally
 
-_SHORT: Final[dict[str, str]] = {
+_SHORT_NAMES: Final[dict[str, str]] = {
     "fill-mask": "masked",
     "sentence-order": "order",
     "paired-order": "pairs",
@@ -26,36 +26,35 @@ _SHORT: Final[dict[str, str]] = {
 
 
 class MetricsWriter:
-    """The figures of a run: `metrics.jsonl` and TensorBoard's `tensorboard/`.
+    """Writer of a run's `metrics.jsonl` and of TensorBoard's `tensorboard/`.
 
-    A line is one JSON object; `write` passes it to the system before it returns, so that a killed
-    process loses none. Lines of steps after `step`, which the run repeats when it is resumed, and
-    a truncated line are removed, and TensorBoard hides its events of those steps. At step 0 the
-    run starts anew, and nothing is kept.
+    A line is one JSON object. `write` passes it to the system before it returns, so a killed
+    process loses no line. A resumed run repeats the steps after `step`: their lines and a truncated
+    line are removed, and TensorBoard hides their events. At step 0, all lines are removed.
     """
 
     def __init__(self, folder: Path, *, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # slow to import
+        from torch.utils.tensorboard import SummaryWriter  # its import is slow
 
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._file = folder / "metrics.jsonl"
         if self._file.is_file():
             lines = self._file.read_text(encoding="utf-8", errors="replace").splitlines()
-            kept = [line for line in lines if step and _step_of(line) <= step]
-            write_atomically(self._file, "".join(f"{line}\n" for line in kept).encode())
-        # TensorBoard hides events of earlier files from `purge_step` on.
+            lines = [line for line in lines if step and _step_of(line) <= step]
+            write_atomically(self._file, "".join(f"{line}\n" for line in lines).encode())
+        # TensorBoard hides events of earlier files that start at `purge_step`.
         self._tensorboard = SummaryWriter(
             str(folder / "tensorboard"), purge_step=step + 1 if step else 0
         )
 
-    def write(self, /, *, step: int, **figures: float) -> None:
-        """Record the figures of one step.
+    def write(self, /, *, step: int, **metrics: float) -> None:
+        """Record the metrics of one step.
 
-        Integers stay integers, other numbers are rounded to six significant digits. A figure that
-        is not finite, which JSON cannot represent, is null and does not go to TensorBoard.
+        Integers are written unchanged, other numbers with six significant digits. JSON cannot
+        represent values that are not finite: they are null, and are not written to TensorBoard.
         """
-        rounded = {name: _rounded(value) for name, value in figures.items()}
+        rounded = {name: _round(value) for name, value in metrics.items()}
         try:
             with self._file.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps({"step": step, **rounded}, allow_nan=False) + "\n")
@@ -63,7 +62,7 @@ class MetricsWriter:
                 if value is not None:
                     self._tensorboard.add_scalar(name, value, step)
             self._tensorboard.flush()
-        except OSError as error:  # whose stream does not name its file
+        except OSError as error:  # the stream's error does not name the file
             raise OSError(error.errno, error.strerror, str(self._folder)) from error
 
     def close(self) -> None:
@@ -72,14 +71,14 @@ class MetricsWriter:
 
 
 def _step_of(line: str) -> float:
-    """Return the step of a line; infinity for a line without a step."""
+    """Return the step of a line, or infinity if it does not have one."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, TypeError, KeyError):
         return math.inf
 
 
-def _rounded(value: float) -> float | None:
+def _round(value: float) -> float | None:
     if isinstance(value, Integral):
         return int(value)
     return float(f"{value:.6g}") if math.isfinite(value) else None
@@ -96,7 +95,7 @@ class Meter:
         self._factor = 0.0
 
     def add(self, step: StepResult) -> None:
-        """Add one step; of a skipped step, only the tokens count."""
+        """Add one step; a skipped step only counts its tokens."""
         self._num_tokens += step.num_tokens
         self._factor = step.lr_factor
         if not np.isfinite(step.grad_norm):
@@ -105,30 +104,30 @@ class Meter:
         for task, tally in step.tallies.items():
             self._tallies.setdefault(task, Tally()).merge(tally)
 
-    def figures(self, world: World) -> dict[str, float]:
-        """Return each trained task's loss and accuracy, gradient norm, learning rate and speed.
+    def metrics(self, world: World) -> dict[str, float]:
+        """Return losses and accuracies by task, gradient norm, learning-rate factor and throughput.
 
         All processes must call it.
         """
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for task, tally in self._tallies.items():
-            loss, right, count = world.sum(tally.sums)
+            loss, num_correct, count = world.sum(tally.sums)
             if count:
-                figures |= {f"{task}/loss": loss / count, f"{task}/accuracy": right / count}
+                metrics |= {f"{task}/loss": loss / count, f"{task}/accuracy": num_correct / count}
         if self._norms:
-            figures["grad_norm"] = float(np.mean(self._norms))
-        speed = self._num_tokens / max(time.monotonic() - self._started, 1e-9)
-        figures |= {"lr_factor": self._factor, "tokens_per_s": speed}
-        return figures
+            metrics["grad_norm"] = float(np.mean(self._norms))
+        tokens_per_s = self._num_tokens / max(time.monotonic() - self._started, 1e-9)
+        metrics |= {"lr_factor": self._factor, "tokens_per_s": tokens_per_s}
+        return metrics
 
 
-def describe(figures: Mapping[str, float]) -> str:
-    """Format figures for the progress bar."""
-    words = [
-        f"{_SHORT.get(task, task)} {figures[name]:.3f} {figures[f'{task}/accuracy']:.1%}"
-        for name in figures
+def describe(metrics: Mapping[str, float]) -> str:
+    """Format metrics for the progress bar."""
+    descriptions = [
+        f"{_SHORT_NAMES.get(task, task)} {metrics[name]:.3f} {metrics[f'{task}/accuracy']:.1%}"
+        for name in metrics
         for task in [name.removesuffix("/loss")]
         if task != name
     ]
-    words.append(f"{figures['tokens_per_s']:,.0f} tokens/s")
-    return ", ".join(words)
+    descriptions.append(f"{metrics['tokens_per_s']:,.0f} tokens/s")
+    return ", ".join(descriptions)

@@ -1,7 +1,7 @@
 """A model in training: one optimizer step, and the state to resume from.
 
-A step depends on the seed, the step's number and the saved state alone, so that a resumed run and
-an uninterrupted one end with the same weights.
+A step depends only on the seed, the step's number and the saved state, so a resumed run ends with
+the same weights as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from training.optim.optimizers import Optimizers, Schedule
 from training.system.precision import PrecisionName, precision
 
 _STATE_VERSION: Final = 2
-# Steps in a row without a finite gradient after which a run ends.
+# Consecutive steps without a finite gradient after which a run ends.
 _MAX_SKIPPED: Final = 5
 
 
@@ -40,8 +40,8 @@ class StepResult:
     """The result of one optimizer step.
 
     Attributes:
-        tallies: of this process' micro-batches.
-        num_tokens: real tokens in its micro-batches, over all processes.
+        tallies: losses of this process' micro-batches.
+        num_tokens: number of real tokens in the micro-batches of all processes.
         grad_norm: norm of the gradient before clipping; if it is not finite, the step was skipped.
         lr_factor: learning-rate multiplier on the peak rates.
     """
@@ -54,12 +54,12 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mixture:
-    """The task streams of a run, and how they are mixed.
+    """The task streams of a run, and the proportions in which they are mixed.
 
     Attributes:
         weights: relative frequency of each task stream, in the order of `streams`.
-        loss_weights: by the loss' name; 1 where it is missing. Sentence order has one label a
-            sequence: in small batches its gradient is mostly noise and drowns the others'.
+        loss_weights: weight of each loss by name (default: 1). Sentence order has one label per
+            sequence: in small batches, its gradient is mostly noise that hides the other gradients.
     """
 
     streams: Sequence[TaskStream]
@@ -68,8 +68,8 @@ class Mixture:
 
     def draw(self, rng: np.random.Generator) -> TaskStream:
         """Draw the task stream of a step."""
-        odds = np.asarray(self.weights) / sum(self.weights)
-        return self.streams[int(rng.choice(len(self.streams), p=odds))]
+        probabilities = np.asarray(self.weights) / sum(self.weights)
+        return self.streams[int(rng.choice(len(self.streams), p=probabilities))]
 
 
 @dataclass(kw_only=True)
@@ -77,17 +77,17 @@ class Run:
     """A model in training, with its task streams, optimizers and progress.
 
     Attributes:
-        objective: the model and its losses, wrapped by `replicate`.
-        precision: of matrix products, in training and validation.
-        num_steps: steps so far, by the task stream's name.
-        num_tokens: real tokens trained on so far.
+        objective: model and losses, wrapped by `replicate`.
+        precision: precision of matrix products, in training and validation.
+        num_steps: number of steps so far, by task stream.
+        num_tokens: number of real tokens so far.
         validated_step: step of the last validation.
-        num_skipped: steps so far whose gradient was not finite.
-        num_skipped_in_a_row: those since the last step with a finite one; none of those that are
-            put down to the loss scale.
-        scaler: scales the loss in fp16 (arXiv 1710.03740, section 3.2).
-        selection: the best validation so far; None if none is to be kept.
-        earlier_selection: the state of a selection that this run was resumed without.
+        num_skipped: number of steps so far whose gradient was not finite.
+        num_skipped_in_a_row: number of skipped steps since the last finite gradient, without steps
+            whose loss scale may have been too large.
+        scaler: loss scaler for fp16 (arXiv 1710.03740, section 3.2).
+        selection: best validation so far; None if the run does not select a checkpoint.
+        earlier_selection: saved state of a selection, if this run was resumed without one.
     """
 
     model: AlbertForTasks
@@ -113,9 +113,12 @@ class Run:
         self.scaler = GradScaler(self.world.device.type, enabled=self.precision == "fp16")
 
     def step(self, done: float) -> StepResult:
-        """Train one step on a task stream drawn at random; `done` is the run's progress before it.
+        """Train one step on a task stream that is drawn at random.
 
-        A gradient that is not finite leaves the weights as they are.
+        If the gradient is not finite, the weights stay unchanged.
+
+        Args:
+            done: completed fraction of the run before the step.
         """
         stream = self.mixture.draw(np.random.default_rng([self.seed, self.progress.step]))
         try:
@@ -127,8 +130,8 @@ class Run:
         except torch.OutOfMemoryError as error:
             reason = str(error).split(". ")[0]
             raise RunError(
-                f"{reason}. Give a smaller --micro-batch-size, a shorter --length, or "
-                "--recompute in pretraining"
+                f"{reason}. Set a smaller --micro-batch-size, a shorter --length, or --recompute "
+                "in pretraining."
             ) from error
         self.num_steps[stream.name] += 1
         self.num_tokens += num_tokens
@@ -165,26 +168,26 @@ class Run:
         return tallies
 
     def _seed_dropout(self, number: int) -> None:
-        """Seed dropout for the micro-batch of that number, so that no random state is saved."""
-        position = [self.seed, self.progress.step, self.world.rank, number]
-        torch.manual_seed(int(np.random.SeedSequence(position).generate_state(1, np.uint64)[0]))
+        """Seed dropout for micro-batch `number`, so that no random state needs to be saved."""
+        entropy = [self.seed, self.progress.step, self.world.rank, number]
+        torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
 
     def _loss(
         self, losses: Mapping[LossName, LossSums], totals: Mapping[LossName, float]
     ) -> Tensor:
-        """Return a micro-batch's share of the step's loss, the mean over all its predictions.
+        """Return a micro-batch's part of the step's loss, the mean over all its predictions.
 
-        The factor `world.size` undoes the averaging of gradients over processes. A head that the
-        batch has no label for has a loss of 0.
+        The factor `world.size` cancels the averaging of gradients over processes. A head without
+        labels in the batch has a loss of 0.
         """
-        parts = [
+        weighted_losses = [
             self.mixture.loss_weights.get(name, 1.0)
             * self.world.size
             / max(totals.get(name, 0), 1)
             * sums.loss
             for name, sums in losses.items()
         ]
-        return torch.stack(parts).sum()
+        return torch.stack(weighted_losses).sum()
 
     def _update(self, grad_norm: float, done: float) -> float:
         """Update the weights if the gradient is finite; return the learning-rate multiplier."""
@@ -198,19 +201,19 @@ class Run:
             return factor
         self.optimizers.zero_grad()
         self.num_skipped += 1
-        if scale > 1 and self.scaler.get_scale() < scale:  # it may have been too large
+        if scale > 1 and self.scaler.get_scale() < scale:  # a smaller scale may help
             return factor
         self.num_skipped_in_a_row += 1
         if self.num_skipped_in_a_row == _MAX_SKIPPED:
             raise RunError(
-                f"the gradient was not finite for {_MAX_SKIPPED} steps in a row; start a new run "
-                "with lower rates, from the last checkpoint by --initialize-from"
+                f"The gradient was not finite in {_MAX_SKIPPED} consecutive steps. Start a new run "
+                "from the last checkpoint (--initialize-from) with lower learning rates."
             )
         return factor
 
     def state(self) -> dict[str, Any]:
         """Return the state for `restore`, without the weights."""
-        selected = self.earlier_selection if self.selection is None else self.selection.state()
+        selection = self.earlier_selection if self.selection is None else self.selection.state()
         return {
             "version": _STATE_VERSION,
             "optimizers": self.optimizers.state_dict(),
@@ -225,22 +228,24 @@ class Run:
                 "scaler": self.scaler.state_dict(),
             },
             "validated_step": self.validated_step,
-            **({"selection": dict(selected)} if selected else {}),
+            **({"selection": dict(selection)} if selection else {}),
         }
 
     def restore(self, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restore a saved state, and the weights by Hugging Face name that were saved with it."""
+        """Restore a saved state, and the weights of its checkpoint by Hugging Face name."""
         if state.get("version") != _STATE_VERSION:
-            raise RunError("the run is an earlier version's; give another --output")
-        own = parameters(self.model)
-        if others := sorted(own.keys() ^ weights.keys()):
-            has = "has" if others[0] in weights else "has no"
             raise RunError(
-                f"the run was started with other options: its model {has} {others[0]}; "
-                "resume it with the same, or give another --output"
+                "Another version of albert-serve started this run. Choose another --output."
+            )
+        parameter_by_name = parameters(self.model)
+        if differing := sorted(parameter_by_name.keys() ^ weights.keys()):
+            has = "has" if differing[0] in weights else "has no"
+            raise RunError(
+                f"The run was started with other options: its model {has} {differing[0]}. "
+                "Resume it with the same options, or choose another --output."
             )
         with torch.no_grad():
-            for name, parameter in own.items():
+            for name, parameter in parameter_by_name.items():
                 parameter.copy_(weights[name])
         self.optimizers.load_state_dict(state["optimizers"])
         self.progress.restore(step=state["step"], elapsed_s=state["elapsed_s"])
@@ -250,11 +255,11 @@ class Run:
         self.num_skipped_in_a_row = state["stability"]["num_in_a_row"]
         if scaler := state["stability"].get("scaler"):
             self.scaler.load_state_dict(scaler)
-        selected = state.get("selection", {})
+        selection = state.get("selection", {})
         if self.selection is None:
-            self.earlier_selection = selected
+            self.earlier_selection = selection
         else:
-            self.selection.restore(selected)
+            self.selection.restore(selection)
         self.validated_step = state["validated_step"]
         for stream in self.mixture.streams:
             stream.restore(state["feeds"][stream.name])
@@ -262,25 +267,25 @@ class Run:
 
 @contextmanager
 def reproducible(device: torch.device) -> Iterator[None]:
-    """Use torch's deterministic algorithms on a CPU; for `with`. A GPU's are left as they are.
+    """Use torch's deterministic algorithms on a CPU; for `with`. On a GPU, nothing changes.
 
-    The gradients of embeddings and of gathered rows are sums by index. Compiled by inductor,
-    threads add to them atomically, in the order in which they arrive, so that the rounding differs
-    from run to run. The deterministic sum takes the rows in their order, and less time, since no
-    thread waits for another (docs/decisions.md). With the same number of threads, all other
-    operations of a step are reproducible in any case.
+    The gradients of embeddings and of gathered rows are sums by index. In code compiled by
+    inductor, threads add to them atomically, in the order in which they arrive, so the rounding
+    differs from run to run. The deterministic sum adds rows in order, and is faster, because no
+    thread waits for another (docs/decisions.md). All other operations of a step are reproducible
+    with the same number of threads.
     """
     if device.type != "cpu":
         yield
         return
     is_enabled = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    fills = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    fills_memory = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True)
-    # Filling reveals reads of uninitialised memory; it would write each result twice.
+    # Filling reveals reads of uninitialised memory, but writes each result twice.
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(is_enabled, warn_only=only_warns)
-        deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        deterministic.fill_uninitialized_memory = fills_memory  # type: ignore[attr-defined]

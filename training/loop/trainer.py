@@ -1,4 +1,4 @@
-"""Training loop of pretraining and finetuning: step, report, validate, save."""
+"""Training loop of pretraining and finetuning: steps, reports, validations, checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tqdm import tqdm
 from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.progress import progress_bar
 from training.errors import RunError
-from training.loop.checkpointing import Checkpoints, claim, load_state, step_of
+from training.loop.checkpointing import Checkpoints, load_state, lock_folder, step_of
 from training.loop.distributed import World
 from training.loop.metrics import Meter, MetricsWriter, describe
 from training.loop.step import Run, StepResult
@@ -34,16 +34,17 @@ _ECHO_S: Final = 5.0
 
 @dataclass(kw_only=True)
 class Saver:
-    """Writes a run's checkpoints into its folder.
+    """Writer of a run's checkpoints.
 
     Attributes:
-        tokenizer: the tokenizer's files by name, which go into each checkpoint.
-        program: the command, such as `albert-serve pretrain`.
-        stage: the settings and data of this run, for the checkpoint's `training.json`.
-        earlier_stages: those of the checkpoint whose weights the run started from.
-        extra_config: additional keys of the checkpoint's `config.json`.
-        sentence_vectors: their form, if the model is one of sentences.
-        temperatures: those of classifiers, as the last validation fitted them.
+        tokenizer: content of the tokenizer's files by name, for each checkpoint.
+        every_s: seconds between checkpoints.
+        program: command of the run, such as `albert-serve pretrain`.
+        stage: settings and data of the run, for the checkpoints' `training.json`.
+        earlier_stages: stages of the checkpoint whose weights the run started with.
+        extra_config: additional keys of the checkpoints' `config.json`.
+        sentence_vectors: settings of the embeddings, if the model is an embedding model.
+        temperatures: temperatures of classifiers from the last validation.
     """
 
     checkpoints: Checkpoints
@@ -56,25 +57,25 @@ class Saver:
     sentence_vectors: SentenceVectors | None = None
     temperatures: Mapping[Task, float] = field(default_factory=dict)
     _saved_at: float = field(default_factory=time.monotonic)
-    _claim: FileLock | None = None
-    _validated_step: int = 0  # as the last checkpoint has it
+    _lock: FileLock | None = None
+    _validated_step: int = 0  # the last checkpoint's
 
     @property
     def is_due(self) -> bool:
-        """Whether `every_s` seconds have passed since the last checkpoint."""
+        """Whether more than `every_s` seconds have passed since the last checkpoint."""
         return time.monotonic() - self._saved_at > self.every_s
 
     def save(self, run: Run) -> None:
         """Write a checkpoint; all processes must call it.
 
-        A step that has one gets another if it was validated since.
+        It replaces an existing checkpoint of the step if the step was validated since.
         """
         if run.world.is_main:
             self.checkpoints.save(
                 run.progress.step,
                 lambda folder: self._write(run, folder),
                 run.state(),
-                anew=run.validated_step != self._validated_step,
+                replaces=run.validated_step != self._validated_step,
             )
         self._validated_step = run.validated_step
         self._saved_at = time.monotonic()
@@ -87,16 +88,16 @@ class Saver:
             sentence_vectors=self.sentence_vectors,
         )
         write_tokenizer(self.tokenizer, run.model.config, folder)
-        done = {
+        results = {
             "steps": run.progress.step,
             "tokens": run.num_tokens,
             "seconds": round(run.progress.seconds),
             "tasks": sorted({task for stream in run.mixture.streams for task in stream.tasks}),
         }
-        record_stage(folder, self.program, {**self.stage, **done}, earlier=self.earlier_stages)
+        record_stage(folder, self.program, {**self.stage, **results}, earlier=self.earlier_stages)
 
     def resume(self, run: Run) -> bool:
-        """Restore the newest intact checkpoint; return whether there is one.
+        """Restore the newest intact checkpoint, if any; return whether it exists.
 
         All processes must call it. It locks the run's folder until `release`.
         """
@@ -116,30 +117,30 @@ class Saver:
             self.checkpoints.link_best(run.progress.step)
 
     def _find_newest(self, world: World) -> Path | None:
-        """Find the newest checkpoint in the main process, and share its step with the others."""
+        """Find the newest checkpoint in the main process, and send its step to the others."""
         newest: Path | None = None
         if world.is_main:
-            self._claim = claim(self.checkpoints.folder)
+            self._lock = lock_folder(self.checkpoints.folder)
             newest = self.checkpoints.newest()
         (step,) = world.sum([-1 if newest is None else step_of(newest)] if world.is_main else [0])
         if step < 0:
             return None
-        newest = self.checkpoints.at(int(step))
+        newest = self.checkpoints.folder_of(int(step))
         if not newest.is_dir():
             raise RunError(
-                f"process {world.rank} does not see {newest}; give an --output on a disk that all "
-                "hosts share"
+                f"Process {world.rank} cannot find {newest}. Choose an --output on a disk that all "
+                "hosts share."
             )
         return newest
 
     def release(self) -> None:
         """Release the lock on the run's folder."""
-        if self._claim is not None:
-            self._claim.release()
+        if self._lock is not None:
+            self._lock.release()
 
 
 class _Decision(NamedTuple):
-    """The next action, which is the same in all processes: go on, save or stop."""
+    """The next action, the same in all processes: continue, save or stop."""
 
     done: float
     stop: int | None
@@ -148,13 +149,13 @@ class _Decision(NamedTuple):
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Trains a run to its end, reports metrics and saves checkpoints.
+    """The loop that trains a run to its end, reports metrics and saves checkpoints.
 
     Attributes:
         metrics: writer of metrics; None in a process that does not write.
-        report_every: steps per line of metrics.
-        validation: what is measured during training.
-        validate_every: steps between validations.
+        report_every: number of steps per line of metrics.
+        validation: held-out data and its metrics; None to train without validation.
+        validate_every: number of steps between validations.
         validates_start: whether the weights are validated before the first step.
         compiles: whether the first step compiles the model, which takes minutes.
     """
@@ -171,15 +172,14 @@ class Trainer:
     def train(self) -> int:
         """Train until the run is done or stopped by a signal, and save it.
 
-        Returns the exit status: 0 for a run that is done, 128 + the signal's number for one that
-        was stopped.
+        Returns the exit status: 0 for a complete run, 128 + the signal's number for a stopped run.
         """
         run = self.run
         if run.world.device.type == "cpu":
             keep_freed_memory()
         run.objective.train()
         run.progress.start_clock()
-        # A scheduler signals torchrun, which forwards the signal, and also its processes.
+        # A scheduler signals torchrun, which forwards the signal, and also torchrun's processes.
         echo_s = _ECHO_S if run.world.size > 1 else 0.0
         try:
             with (
@@ -196,8 +196,8 @@ class Trainer:
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
             raise RunError(
-                f"a process that makes batches has ended: {error}; "
-                "the same command resumes from the last checkpoint"
+                f"A process that makes batches has ended: {error}. "
+                "Repeat the command to resume from the last checkpoint."
             ) from error
         finally:
             self.saver.release()
@@ -212,15 +212,15 @@ class Trainer:
             self._validate(stop, bar)  # a signal interrupted it
         while True:
             decision = self._decide(stop)
-            if decision.done >= 1 or decision.stop is not None or self._is_over:
+            if decision.done >= 1 or decision.stop is not None or self._stops_early:
                 break
-            # Weights between skipped steps may be the cause of the non-finite gradients.
+            # The weights between skipped steps may cause the gradients that are not finite.
             if decision.saves and not run.num_skipped_in_a_row:
                 self.saver.save(run)
             step = self._compile(decision.done, bar) if self.compiles else run.step(decision.done)
             meter.add(step)
             if run.num_skipped_in_a_row:
-                self._tell(bar, f"step {run.progress.step:,} left out: its gradient is not finite")
+                self._print(bar, f"Skipped step {run.progress.step:,}: its gradient is not finite.")
             if run.progress.step % self.report_every == 0:
                 self._report(meter, bar)
                 meter, shown_at = Meter(), time.monotonic()
@@ -228,7 +228,7 @@ class Trainer:
                 self._validate(stop, bar)
             bar.update(decision.done - bar.n)
             if run.world.size == 1 and time.monotonic() - shown_at > _POSTFIX_EVERY_S:
-                bar.set_postfix_str(describe(meter.figures(run.world)), refresh=False)
+                bar.set_postfix_str(describe(meter.metrics(run.world)), refresh=False)
                 shown_at = time.monotonic()
         bar.update(decision.done - bar.n)
         stopped_by = self._validate_last(stop, bar) if decision.done >= 1 else decision.stop
@@ -236,13 +236,15 @@ class Trainer:
         if stopped_by is None:
             self._report_selection(bar, decision.done)
             return 0
-        self._tell(bar, f"stopped at {decision.done:.1%}; the same command resumes it")
+        self._print(bar, f"Stopped at {decision.done:.1%}. Repeat the command to resume.")
         return 128 + stopped_by
 
     def _compile(self, done: float, bar: tqdm[Any]) -> StepResult:
-        """Train the first step, which compiles the model, while the bar's clock goes on."""
-        self.compiles, began, is_done = False, time.monotonic(), threading.Event()
-        self._tell(bar, "compiling the model, which takes minutes (--no-compile begins at once)")
+        """Train the first step, which compiles the model, while the bar's clock continues."""
+        self.compiles, started, is_done = False, time.monotonic(), threading.Event()
+        self._print(
+            bar, "Compiling the model, which takes minutes. --no-compile starts immediately."
+        )
 
         def tick() -> None:
             while not is_done.wait(max(1.0, bar.mininterval)):
@@ -255,20 +257,20 @@ class Trainer:
         finally:
             is_done.set()
             clock.join()
-        self._tell(
-            bar, f"compiled, and trained the first step, in {time.monotonic() - began:.0f} s"
+        self._print(
+            bar, f"Compiled and trained the first step in {time.monotonic() - started:.0f} s."
         )
         return step
 
     def _start(self, stop: StopFlag, bar: tqdm[Any]) -> None:
-        """Validate the initial weights if they may be the best, once, and save them."""
+        """Save the initial weights, after validating them once if they may be the best."""
         selection = self.run.selection
         if self.validates_start and selection is not None and selection.best_step is None:
             self._validate(stop, bar)
         self.saver.save(self.run)
 
     def _decide(self, stop: StopFlag) -> _Decision:
-        """Decide by the main process' clock and any process' signal."""
+        """Decide from the main process' clock and any process' signal."""
         run = self.run
         done, saves = run.progress.done, self.saver.is_due
         if run.world.size == 1:
@@ -282,11 +284,11 @@ class Trainer:
 
     def _report(self, meter: Meter, bar: tqdm[Any]) -> None:
         run = self.run
-        figures = meter.figures(run.world) | run.optimizers.figures()
+        metrics = meter.metrics(run.world) | run.optimizers.metrics()
         if run.num_skipped:
-            figures["skipped"] = run.num_skipped
-        bar.set_postfix_str(describe(figures), refresh=False)
-        self._write(figures)
+            metrics["skipped"] = run.num_skipped
+        bar.set_postfix_str(describe(metrics), refresh=False)
+        self._write(metrics)
 
     @property
     def _is_validation_due(self) -> bool:
@@ -296,70 +298,69 @@ class Trainer:
         return is_due and not self.run.num_skipped_in_a_row
 
     def _validate_last(self, stop: StopFlag, bar: tqdm[Any]) -> int | None:
-        """Validate the weights that the run ends with, if that is missing.
+        """Validate the final weights, unless their step was already validated.
 
-        Returns the number of a signal that interrupted it. Patience does not count it: a run that
-        is extended would stop earlier for it.
+        Returns the number of a signal that interrupted the validation. Patience does not count it:
+        otherwise an extended run would stop earlier.
         """
         run = self.run
         if self.validation is None or run.progress.step in (0, run.validated_step):
             return None
-        figures = self._measure(stop, bar)
-        if figures is None:
+        metrics = self._measure(stop, bar)
+        if metrics is None:
             return stop.signal
-        if run.selection is not None and run.selection.improve(run.progress.step, figures):
+        if run.selection is not None and run.selection.update_best(run.progress.step, metrics):
             self.saver.save_best(run)
         return None
 
     def _validate(self, stop: StopFlag, bar: tqdm[Any]) -> None:
-        """Validate, and keep the weights if they are the best so far."""
+        """Validate the weights, and save them if they are the best so far."""
         run = self.run
-        figures = self._measure(stop, bar)
-        if figures and run.selection and run.selection.take(run.progress.step, figures):
+        metrics = self._measure(stop, bar)
+        if metrics and run.selection and run.selection.update(run.progress.step, metrics):
             self.saver.save_best(run)
 
     def _measure(self, stop: StopFlag, bar: tqdm[Any]) -> Mapping[str, float] | None:
-        """Report the figures on held-out data; return those that decide, None if interrupted."""
+        """Report metrics of held-out data; return the selection's, or None if interrupted."""
         run, validation = self.run, self.validation
         assert validation is not None
         by_task = validate(run, validation, should_stop=lambda: stop.signal is not None)
         if by_task is None:
             return None
-        figures: dict[str, float] = {}
-        for task, of_task in by_task.items():
-            figures |= {f"validation/{task}/{name}": value for name, value in of_task.items()}
-            shown = ", ".join(f"{name} {value:.4f}" for name, value in of_task.items())
-            self._tell(bar, f"step {run.progress.step:,}, validation of {task}: {shown}")
-        self._write(figures)
+        metrics: dict[str, float] = {}
+        for task, task_metrics in by_task.items():
+            metrics |= {f"validation/{task}/{name}": value for name, value in task_metrics.items()}
+            values = ", ".join(f"{name} {value:.4f}" for name, value in task_metrics.items())
+            self._print(bar, f"Step {run.progress.step:,}, validation of {task}: {values}.")
+        self._write(metrics)
         self.saver.temperatures = {
-            task: of_task["temperature"]
-            for task, of_task in by_task.items()
-            if "temperature" in of_task
+            task: task_metrics["temperature"]
+            for task, task_metrics in by_task.items()
+            if "temperature" in task_metrics
         }
         run.validated_step = run.progress.step
-        return validation.decisive(by_task)
+        return validation.selection_metrics(by_task)
 
     @property
-    def _is_over(self) -> bool:
-        """Whether the run stops early."""
-        return self.run.selection is not None and self.run.selection.is_over
+    def _stops_early(self) -> bool:
+        return self.run.selection is not None and self.run.selection.stops_early
 
     def _report_selection(self, bar: tqdm[Any], done: float) -> None:
         """Report the best validation at the end of a run, and whether the run stopped early."""
         if self.run.selection is not None and (self.run.progress.step or self.validates_start):
             for line in self.run.selection.report(done, self.saver.checkpoints.folder / "best"):
-                self._tell(bar, line)
+                self._print(bar, line)
 
-    def _write(self, figures: Mapping[str, float]) -> None:
+    def _write(self, metrics: Mapping[str, float]) -> None:
         if self.metrics is not None:
             run = self.run
             self.metrics.write(
                 step=run.progress.step,
                 tokens=run.num_tokens,
                 elapsed_s=run.progress.seconds,
-                **figures,
+                **metrics,
             )
 
-    def _tell(self, bar: tqdm[Any], message: str) -> None:
+    def _print(self, bar: tqdm[Any], message: str) -> None:
         if self.run.world.is_main:
             bar.write(message)

@@ -1,4 +1,4 @@
-"""Validation of a model in training on held-out data, which the run's processes divide."""
+"""Validation during training: the run's processes divide the held-out data."""
 
 from __future__ import annotations
 
@@ -13,41 +13,44 @@ from torch import Tensor, nn
 
 from albert_serve.progress import progress
 from training.data.batch import LossName, MicroBatch
-from training.loop.distributed import World, replica
+from training.loop.distributed import World, unwrap
 from training.loop.step import Run
 from training.losses import Tally
 from training.model.heads import AlbertForTasks, Task
 from training.system.precision import PrecisionName, precision
 
-# The mean of the figures of several classifiers.
+# Name of the mean of several classifiers' metrics.
 HEADS_MEAN: Final = "mean_of_heads"
 
 
 class HeldOutItems(Protocol):
-    """Held-out items of a task that a model in training answers as the service does."""
+    """Held-out items of a task, which a model in training answers like the service."""
 
     @property
     def task(self) -> Task:
-        """The task."""
+        """The task of the items."""
 
     def answer(
-        self, model: AlbertForTasks, own: slice, *, should_stop: Callable[[], bool]
+        self, model: AlbertForTasks, part: slice, *, should_stop: Callable[[], bool]
     ) -> list[Any] | None:
-        """Answer a part of the items; None if `should_stop` interrupted it."""
+        """Return the answers to a part of the items; None if `should_stop` interrupted it."""
 
-    def figures(self, answered: Sequence[Any]) -> dict[str, float]:
-        """Return the figures of all answers."""
+    def compute_metrics(self, answers: Sequence[Any]) -> dict[str, float]:
+        """Return the metrics of all answers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
-    """Held-out data, and what is measured on it.
+    """Held-out data and its metrics.
 
     Attributes:
-        tasks: the tasks of the batches; None for those of the run's first task stream.
-        metrics: of classifiers of texts, from logits (N, K) and targets (N,); accuracy without.
-        deciding: the figure of each of several classifiers, whose mean decides.
-        held_out: items that are measured by the service's answers, in place of the batches.
+        batches: held-out micro-batches.
+        tasks: tasks of the batches; None for the tasks of the run's first task stream.
+        metrics: metric function of each text classifier, from logits (N, K) and targets (N,);
+            other tasks have the accuracy.
+        selecting_metrics: metric of each of several classifiers, whose mean selects the best
+            checkpoint.
+        held_out: items whose metrics come from the service's answers, instead of batches.
     """
 
     batches: Sequence[MicroBatch] = ()
@@ -55,21 +58,21 @@ class Validation:
     metrics: Mapping[Task, Callable[[Tensor, Tensor], Mapping[str, float]]] = field(
         default_factory=dict
     )
-    deciding: Mapping[Task, str] = field(default_factory=dict)
+    selecting_metrics: Mapping[Task, str] = field(default_factory=dict)
     held_out: HeldOutItems | None = None
 
-    def figures(self, task: Task, tally: Tally) -> dict[str, float]:
-        """Return the figures of a task's tally by name."""
-        figures = {"loss": tally.loss}
+    def compute_metrics(self, task: Task, tally: Tally) -> dict[str, float]:
+        """Return the metrics of a task's tally by name."""
         if task in self.metrics:
-            return {**figures, **self.metrics[task](*tally.predictions)}
-        return {**figures, "accuracy": tally.accuracy}
+            return {"loss": tally.loss, **self.metrics[task](*tally.predictions)}
+        return {"loss": tally.loss, "accuracy": tally.accuracy}
 
-    def decisive(self, figures: Mapping[Task, Mapping[str, float]]) -> Mapping[str, float]:
-        """Return the figures by which a validation is the best: of the first task, or the mean."""
-        if not self.deciding:
-            return next(iter(figures.values()))
-        return {HEADS_MEAN: fmean(figures[task][name] for task, name in self.deciding.items())}
+    def selection_metrics(self, by_task: Mapping[Task, Mapping[str, float]]) -> Mapping[str, float]:
+        """Return the metrics that select the best checkpoint: the first task's, or the mean."""
+        if not self.selecting_metrics:
+            return next(iter(by_task.values()))
+        values = (by_task[task][name] for task, name in self.selecting_metrics.items())
+        return {HEADS_MEAN: fmean(values)}
 
 
 def measure(
@@ -84,7 +87,8 @@ def measure(
     """Return the tally of each loss over the batches; None if `should_stop` interrupted it.
 
     Args:
-        objective: the `Objective`.
+        objective: an `Objective`.
+        tasks: names of the losses.
         products: precision of matrix products.
     """
     tallies: dict[LossName, Tally] = {task: Tally() for task in tasks}
@@ -102,33 +106,34 @@ def measure(
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Disable dropout, gradients and code that was compiled for training; for `with`."""
-    in_training = [part for part in module.modules() if part.training]
+    training_modules = [child for child in module.modules() if child.training]
     module.eval()
     try:
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        for part in in_training:
-            part.training = True
+        for child in training_modules:
+            child.training = True
 
 
 def validate(
     run: Run, validation: Validation, *, should_stop: Callable[[], bool]
 ) -> dict[Task, dict[str, float]] | None:
-    """Return the figures of each task, the same in all processes; None if it was interrupted.
+    """Return the metrics of each task, the same in all processes; None if it was interrupted.
 
-    All processes must call it. Each measures every N-th batch.
+    All processes must call it. Each of N processes validates every N-th batch.
 
     Args:
-        should_stop: whether a single process is interrupted; several finish it.
+        should_stop: function that interrupts the validation of a single process; several
+            processes always finish it.
     """
     if validation.held_out is not None:
         return _validate_items(run, validation.held_out, should_stop)
     world = run.world
-    places = range(world.rank, len(validation.batches), world.size)
+    indices = range(world.rank, len(validation.batches), world.size)
     tallies = measure(
-        replica(run.objective),
-        (validation.batches[n] for n in progress(places, title="validation", unit="batches")),
+        unwrap(run.objective),
+        (validation.batches[n] for n in progress(indices, title="validation", unit="batches")),
         validation.tasks or run.mixture.streams[0].tasks,
         world.device,
         run.precision,
@@ -137,37 +142,37 @@ def validate(
     if tallies is None:
         return None
     return {
-        task: _agreed(validation.figures(task, tally), world)
-        for task, tally in _merged(world.gather(tallies)).items()
+        task: _main_metrics(validation.compute_metrics(task, tally), world)
+        for task, tally in _merge(world.gather(tallies)).items()
     }
 
 
 def _validate_items(
     run: Run, held_out: HeldOutItems, should_stop: Callable[[], bool]
 ) -> dict[Task, dict[str, float]] | None:
-    """Return the figures of the answers; each process answers every N-th item."""
+    """Return the metrics of the answers; each of N processes answers every N-th item."""
     world = run.world
     with evaluating(run.objective), precision(world.device, run.precision):
-        answered = held_out.answer(
+        answers = held_out.answer(
             run.model,
             slice(world.rank, None, world.size),
             should_stop=lambda: world.size == 1 and should_stop(),
         )
-    if answered is None:
+    if answers is None:
         return None
-    every = [each for part in world.gather(answered) for each in part]
-    return {held_out.task: _agreed(held_out.figures(every), world)}
+    all_answers = [answer for part in world.gather(answers) for answer in part]
+    return {held_out.task: _main_metrics(held_out.compute_metrics(all_answers), world)}
 
 
-def _merged(parts: list[dict[Task, Tally]]) -> dict[Task, Tally]:
-    whole, *others = parts
+def _merge(parts: list[dict[Task, Tally]]) -> dict[Task, Tally]:
+    merged, *others = parts
     for part in others:
         for task, tally in part.items():
-            whole[task].merge(tally)
-    return whole
+            merged[task].merge(tally)
+    return merged
 
 
-def _agreed(figures: dict[str, float], world: World) -> dict[str, float]:
-    """Return the main process' figures: another host may round otherwise, and decide otherwise."""
-    values = world.sum([value if world.is_main else 0.0 for value in figures.values()])
-    return dict(zip(figures, values, strict=True))
+def _main_metrics(metrics: dict[str, float], world: World) -> dict[str, float]:
+    """Return the main process' metrics: another host may round, and thus decide, differently."""
+    values = world.sum([value if world.is_main else 0.0 for value in metrics.values()])
+    return dict(zip(metrics, values, strict=True))

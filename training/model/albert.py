@@ -1,8 +1,8 @@
 """ALBERT in torch: factorised embeddings and post-LN layers applied by a visible sharing plan.
 
 Shape legend: B rows, S positions, E embedding size, H hidden size, N heads, D = H / N, F
-feed-forward size, T = B * S tokens, C sequences, R gathered positions. A row is one sequence, or
-several that are packed.
+feed-forward size, T = B * S tokens, C sequences, R gathered positions. A row is one sequence or
+several packed sequences.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from albert_serve.config import AlbertConfig
 
-# Builds for CPUs have no such kernel, and its import takes a second.
+# Builds for CPUs do not have this kernel, and its import takes a second.
 if torch.version.cuda or torch.version.hip:
     import torch.nn.attention.varlen
 
@@ -33,7 +33,8 @@ class CumulativeLengths(NamedTuple):
     longest: int
 
 
-# A bool mask that broadcasts to (B, N, S, S), True where attended; or cu_seqlens; None for all.
+# A bool mask that broadcasts to (B, N, S, S) and is True for attended positions, or cu_seqlens.
+# None attends to all positions.
 _AttentionMask: TypeAlias = "Tensor | CumulativeLengths | None"
 
 
@@ -51,9 +52,9 @@ class Embeddings(nn.Module):
         self.project = nn.Linear(size, config.hidden_size)
 
     def forward(self, ids_BS: Tensor, types_BS: Tensor, positions_BS: Tensor | None) -> Tensor:
-        """Embed ids and types of shape (B, S); returns (B, S, H).
+        """Return the embeddings (B, S, H) of ids and types (B, S).
 
-        Without positions, each row is one sequence from position 0.
+        Without positions, each row is one sequence that starts at position 0.
         """
         if positions_BS is None:
             positions_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device)
@@ -78,9 +79,9 @@ class Attention(nn.Module):
         self.norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
 
     def forward(self, x_BSH: Tensor, mask: _AttentionMask, read: Tensor | None = None) -> Tensor:
-        """Attend over (B, S, H) within the attention mask; returns (B, S, H).
+        """Attend over (B, S, H) within the attention mask; return (B, S, H).
 
-        With gathered positions `read`, (R,) indices into the flattened (T,), it returns (R, H).
+        With gathered positions `read`, (R,) indices into the flattened (T,), return (R, H).
         """
         heads = (*x_BSH.shape[:-1], self.num_heads, -1)
         query_BSND, key_BSND, value_BSND = (
@@ -118,8 +119,8 @@ class _Encoder(nn.Module):
     """The distinct attention and feed-forward blocks, and the loop that applies them.
 
     Attributes:
-        recomputes: whether activations are checkpointed, that is recomputed in the backward pass;
-            a third more compute, with the activations of one layer in memory instead of L.
+        recomputes: whether the backward pass recomputes activations. This takes a third more
+            compute, and memory for the activations of one layer instead of all.
     """
 
     def __init__(self, config: AlbertConfig) -> None:
@@ -130,10 +131,10 @@ class _Encoder(nn.Module):
         self.ffns = nn.ModuleList(FeedForward(config) for _ in range(config.num_ffns))
 
     def forward(self, x_BSH: Tensor, mask: _AttentionMask, read: Tensor | None = None) -> Tensor:
-        """Apply the layers in the order of the plan to (B, S, H); returns (B, S, H).
+        """Apply the layers to (B, S, H) in the order of the plan; return (B, S, H).
 
-        With gathered positions `read`, (R,) indices into the flattened (T,), it returns (R, H):
-        the last layer, after its attention, is applied to these alone.
+        With gathered positions `read`, (R,) indices into the flattened (T,), return (R, H): the
+        last layer computes only these positions after its attention.
         """
         for number in range(1, len(self.layer_plan)):
             x_BSH = self._apply_layer(number, x_BSH, mask)
@@ -142,11 +143,11 @@ class _Encoder(nn.Module):
     def _apply_layer(
         self, number: int, x_BSH: Tensor, mask: _AttentionMask, read: Tensor | None = None
     ) -> Tensor:
-        """Apply the layer of that number, from 1."""
+        """Apply layer `number`, counted from 1."""
         attention, ffn = self.layer_plan[number - 1]
         blocks = (self.attentions[attention], self.ffns[ffn])
         if self.recomputes and self.training:
-            # Reentrant recomputation runs the hooks of shared weights once per use.
+            # Reentrant recomputation would run the hooks of shared weights once per use.
             out_BSH: Tensor = checkpoint(_layer, *blocks, x_BSH, mask, read, use_reentrant=False)
             return out_BSH
         return _layer(*blocks, x_BSH, mask, read)
@@ -168,10 +169,10 @@ class Packing:
     """Sequence packing: several sequences in each row, none across rows.
 
     Attributes:
-        positions: (B, S) int64, each token's position in its sequence.
-        sequences: (B, S) int64, each token's sequence within its row; -1 where padded.
-        bounds: (C + 1,) int32, cu_seqlens: the begin of each sequence in the flattened tokens
-            (T,), padding counted as a sequence, and the end T, repeated up to a fixed size.
+        positions: position of each token in its sequence, (B, S) int64.
+        sequences: index of each token's sequence in its row, (B, S) int64; -1 for padding.
+        bounds: cu_seqlens, (C + 1,) int32: the start of each sequence in the flattened tokens
+            (T,), with padding as a sequence, and the end T, repeated up to a fixed size.
     """
 
     positions: Tensor
@@ -184,10 +185,10 @@ class ModelInputs:
     """Token ids of right-padded rows.
 
     Attributes:
-        ids: (B, S) int64.
-        types: (B, S) int64, 0 for the first segment, 1 for the second.
-        lengths: (B,) int64, real tokens of each row; None without padding.
-        packing: the sequences of each row; None if it is one.
+        ids: token ids, (B, S) int64.
+        types: token types, (B, S) int64: 0 for the first segment, 1 for the second.
+        lengths: number of real tokens in each row, (B,) int64; None without padding.
+        packing: sequences of packed rows; None if each row is one sequence.
     """
 
     ids: Tensor
@@ -201,12 +202,12 @@ class ModelInputs:
 
 
 def move(record: _Record, device: torch.device) -> _Record:
-    """Copy a dataclass of tensors, and of such dataclasses, to another device."""
+    """Copy a dataclass of tensors and nested dataclasses to another device."""
     moved: dict[str, object] = {}
     for field in fields(record):  # type: ignore[arg-type]
         value = getattr(record, field.name)
         if isinstance(value, Tensor):
-            # Copies of memory that is not pinned wait until the device has done all before them.
+            # Without pinned memory, a copy waits for all previous work of the device.
             source = value.pin_memory() if device.type == "cuda" and value.is_cpu else value
             moved[field.name] = source.to(device, non_blocking=True)
         elif is_dataclass(value) and not isinstance(value, type):
@@ -218,8 +219,8 @@ class Albert(nn.Module):
     """The backbone that all tasks share: embeddings and encoder (Lan et al. 2019, section 3).
 
     Attributes:
-        has_varlen: whether packed rows are attended to by the kernel of variable lengths, which
-            is for GPUs (`training/system/precision.py`) in lower precision than fp32.
+        has_varlen: whether packed rows use the variable-length attention kernel, which needs a
+            GPU (`training/system/precision.py`) and a lower precision than fp32.
     """
 
     def __init__(self, config: AlbertConfig) -> None:
@@ -231,11 +232,11 @@ class Albert(nn.Module):
         self.apply(Initializer(config.initializer_range))
 
     def forward(self, batch: ModelInputs, read: Tensor | None = None) -> Tensor:
-        """Return the hidden states (B, S, H); those at padded positions are undefined.
+        """Return the hidden states (B, S, H), which are undefined at padded positions.
 
         Args:
-            read: gathered positions, (R,) indices into the flattened (T,); the hidden states are
-                then (R, H), and cost less.
+            read: gathered positions, (R,) indices into the flattened (T,). The result is then
+                (R, H), and costs less.
         """
         hidden_BSH: Tensor = self.encoder(self._embed(batch), self._attention_mask(batch), read)
         return hidden_BSH
@@ -244,14 +245,15 @@ class Albert(nn.Module):
         length = batch.ids.shape[1]
         if length > self.config.max_positions:
             raise ValueError(
-                f"sequences of {length} tokens; the model has {self.config.max_positions} positions"
+                f"The sequences have {length} tokens, more than the model's "
+                f"{self.config.max_positions} positions."
             )
         positions_BS = None if batch.packing is None else batch.packing.positions
         x_BSH: Tensor = self.embeddings(batch.ids, batch.types, positions_BS)
         return x_BSH
 
     def _attention_mask(self, batch: ModelInputs) -> _AttentionMask:
-        """Return the mask by which each token attends to its own sequence."""
+        """Return the mask with which each token attends to its own sequence."""
         if batch.packing is None:
             if batch.lengths is None:
                 return None
@@ -271,9 +273,9 @@ def attend(
     mask: _AttentionMask,
     dropout: nn.Dropout,
 ) -> Tensor:
-    """Scaled dot-product attention within the attention mask; (B, S, N, D).
+    """Return scaled dot-product attention within the attention mask, (B, S, N, D).
 
-    Dropout sets attention weights to 0 in training. The variable-length kernel has none.
+    Dropout sets attention weights to 0 in training; the variable-length kernel ignores it.
     """
     if isinstance(mask, CumulativeLengths):
         return _attend_varlen(query_BSND, key_BSND, value_BSND, mask)
@@ -285,8 +287,8 @@ def attend(
         return F.scaled_dot_product_attention(
             query_BNSD, key_BNSD, value_BNSD, attn_mask=mask
         ).transpose(1, 2)
-    # The backward pass of torch's fused CPU kernel took a third of a training step at 128
-    # tokens; plain products, fused by torch.compile, made the whole step 1.4 times faster.
+    # The backward pass of torch's fused CPU kernel took a third of a training step at 128 tokens.
+    # Plain products, fused by torch.compile, made the step 1.4 times faster.
     scores_BNSS = query_BNSD @ key_BNSD.transpose(-1, -2) / query_BNSD.shape[-1] ** 0.5
     if mask is not None:
         scores_BNSS = scores_BNSS.masked_fill(~mask, float("-inf"))
@@ -298,7 +300,7 @@ def attend(
 def _attend_varlen(
     query_BSND: Tensor, key_BSND: Tensor, value_BSND: Tensor, cu_seqlens: CumulativeLengths
 ) -> Tensor:
-    """Variable-length attention within each sequence of the flattened tokens; (B, S, N, D)."""
+    """Return variable-length attention within each sequence, (B, S, N, D)."""
     query_TND, key_TND, value_TND = (
         part.flatten(0, 1) for part in (query_BSND, key_BSND, value_BSND)
     )
@@ -325,7 +327,7 @@ class Initializer:
 
 
 def project(linear: nn.Linear, x: Tensor) -> Tensor:
-    """Apply a linear map; compiled for a CPU, the bias is added by the next fused kernel.
+    """Return the linear map of x; code compiled for a CPU adds the bias in the next fused kernel.
 
     Torch's product with a bias first writes the bias to all rows, which took as long as the
     product.
@@ -346,5 +348,5 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     """GELU by its tanh approximation (Hendrycks and Gimpel 2016, section 2), as the original's."""
     if not (torch.compiler.is_compiling() and x.device.type == "cpu"):
         return F.gelu(x, approximate="tanh")
-    # (1 + tanh z) / 2 = sigmoid(2 z): the same function, and compiled code has a fast sigmoid.
+    # (1 + tanh z) / 2 = sigmoid(2 z), and compiled code has a fast sigmoid.
     return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))

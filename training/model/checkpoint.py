@@ -44,9 +44,9 @@ _NAMED_BIAS: Final = re.compile(rf"heads\.({HEAD_NAME})\.classifier\.bias").full
 _ORDER_HEAD: Final = f"{HF_NAMES['heads.sentence-order.output']}."
 _POOLER: Final = "albert.pooler.weight"
 _POOLER_BIAS: Final = "albert.pooler.bias"
-_NO_LOGIT: Final = -1e4  # it is finite in fp16, too
+_NO_LOGIT: Final = -1e4  # finite in fp16, too
 _TIED: Final = ("predictions.decoder.weight", "predictions.decoder.bias")
-# The `transformers` class that reads a task's head; fill-mask with sentence order has its own.
+# The `transformers` class that reads a task's head; fill-mask with sentence order has another.
 _ARCHITECTURES: Final[dict[Task, str]] = {
     "fill-mask": "AlbertForMaskedLM",
     "text-classification": "AlbertForSequenceClassification",
@@ -54,31 +54,31 @@ _ARCHITECTURES: Final[dict[Task, str]] = {
     "multiple-choice": "AlbertForMultipleChoice",
     "token-classification": "AlbertForTokenClassification",
 }
-# In other architectures, heads under the same names mean other things.
-_KNOWN_ARCHITECTURES: Final = frozenset(
+# Heads of other architectures have other meanings under the same names.
+_SUPPORTED_ARCHITECTURES: Final = frozenset(
     {"AlbertModel", "AlbertForPreTraining", *_ARCHITECTURES.values()}
 )
-# The key of `config.json` that has `transformers` refuse a model.
+# Key of `config.json` with which `transformers` rejects a model.
 UNSUPPORTED_KEY: Final = "attn_implementation"
-# The classifier's logits are divided by it before the softmax or sigmoid.
+# Key for the divisor of a classifier's logits before the softmax or sigmoid.
 TEMPERATURE_KEY: Final = "albert_temperature"
 _MAX_CONFIG_BYTES: Final = 16 << 20
 _TOKENIZER_FILES: Final = ("tokenizer.json", "spiece.model", "vocab.txt")
 
 
 class CheckpointError(TrainingError):
-    """A checkpoint that cannot be read, or is inconsistent."""
+    """A checkpoint that cannot be read or saved, or that is inconsistent."""
 
 
 def find_tasks(
     shapes: Mapping[str, tuple[int, ...]], architectures: Sequence[str] = ()
 ) -> dict[Task, int]:
-    """Find the tasks of a checkpoint's heads, and each head's outputs, from its weights' shapes.
+    """Return the number of outputs of each of a checkpoint's heads, by task.
 
     Args:
-        shapes: by Hugging Face name.
-        architectures: of `config.json`. They say whether a `classifier` is of tokens and, if it
-            has one output, of multiple choice; else it is of texts.
+        shapes: shapes of the weights by Hugging Face name.
+        architectures: `architectures` of `config.json`. They show whether a `classifier` labels
+            tokens, or with one output ranks choices; otherwise it classifies texts.
     """
     _check_architectures(architectures)
     keys: dict[Task, str] = {
@@ -93,23 +93,23 @@ def find_tasks(
         sizes["multiple-choice"] = sizes.pop("text-classification")
     if _ARCHITECTURES[TOKENS] in architectures and "text-classification" in sizes:
         sizes[TOKENS] = sizes.pop("text-classification")
-    named = {match[1]: shapes[name][0] for name in shapes if (match := _NAMED_BIAS(name))}
-    return {**sizes, **{named_head(name): named[name] for name in sorted(named)}}
+    named_sizes = {match[1]: shapes[name][0] for name in shapes if (match := _NAMED_BIAS(name))}
+    return {**sizes, **{named_head(name): named_sizes[name] for name in sorted(named_sizes)}}
 
 
 def _check_architectures(architectures: object) -> None:
-    """Refuse models whose heads have other meanings under the names of ours."""
+    """Reject models whose heads have other meanings under the same names."""
     if not isinstance(architectures, list | tuple) or not all(
         isinstance(name, str) for name in architectures
     ):
         raise CheckpointError(
-            f"architectures of config.json is {reprlib.repr(architectures)}, not a list of names"
+            f"architectures of config.json is {reprlib.repr(architectures)}, not a list of names."
         )
-    unknown = [name for name in architectures if name not in _KNOWN_ARCHITECTURES]
+    unknown = [name for name in architectures if name not in _SUPPORTED_ARCHITECTURES]
     if unknown:
         raise CheckpointError(
-            f"config.json says that the model is {', '.join(unknown)}, which none of the tasks "
-            f"reads; it can be {', '.join(sorted(_KNOWN_ARCHITECTURES))}"
+            f"The architecture {', '.join(unknown)} in config.json is not supported. Use one of "
+            f"{', '.join(sorted(_SUPPORTED_ARCHITECTURES))}."
         )
 
 
@@ -124,18 +124,20 @@ def save_checkpoint(
     """Write the model as a Hugging Face directory, each file atomically.
 
     Args:
-        tokenizer_from: a folder whose `tokenizer.json` and vocabulary are copied.
-        sentence_vectors: their form, if the model is one of sentences.
+        tokenizer_from: folder whose `tokenizer.json` and vocabulary are copied.
         extra_config: additional keys of `config.json`, such as `id2label`.
+        sentence_vectors: settings of the embeddings, if the model is an embedding model.
     """
     tensors = {name: tensor.detach().cpu() for name, tensor in parameters(model).items()}
-    bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
-    if bad:
-        raise CheckpointError(f"not saved: {', '.join(bad[:3])} hold numbers that are not finite")
+    not_finite = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if not_finite:
+        raise CheckpointError(
+            f"The model was not saved: {', '.join(not_finite[:3])} contain NaN or infinite numbers."
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    # `transformers` assumes two labels if none is named.
-    labelled = model.tasks.get(CLASSIFICATION) or model.tasks.get(TOKENS, 0)
-    names = [f"LABEL_{index}" for index in range(labelled)]
+    # Without label names, `transformers` assumes two labels.
+    num_labelled = model.tasks.get(CLASSIFICATION) or model.tasks.get(TOKENS, 0)
+    names = [f"LABEL_{index}" for index in range(num_labelled)]
     extra = extra_config or {}
     config = {
         "architectures": _architectures(model.tasks),
@@ -155,9 +157,9 @@ def save_checkpoint(
 
 
 def _pad_order(name: str, tensor: Tensor, num_labels: int) -> Tensor:
-    """Return a weight with an output a label, of the head of sentence order, as for `transformers`.
+    """Return a weight of the sentence order head with one output per label, for `transformers`.
 
-    Those after the first two have a probability of 0.
+    Outputs after the first two get a probability of 0. Other weights are returned unchanged.
     """
     num_missing = num_labels - NUM_ORDERS if name.startswith(_ORDER_HEAD) else 0
     value = _NO_LOGIT if name.endswith("bias") else 0.0
@@ -166,9 +168,9 @@ def _pad_order(name: str, tensor: Tensor, num_labels: int) -> Tensor:
 
 
 def _keys_for_transformers(config: AlbertConfig) -> dict[str, Any]:
-    """Return the keys by which `transformers` loads a model as it is, or refuses it.
+    """Return the keys with which `transformers` loads a model correctly, or rejects it.
 
-    It has groups of layers, and passes over `albert_sharing`.
+    It supports groups of layers, but ignores `albert_sharing`.
     """
     if config.sharing == "all":
         return {}
@@ -183,8 +185,8 @@ def write_weights(tensors: Mapping[str, Tensor], file: Path) -> None:
     try:
         save_file({k: v.contiguous() for k, v in tensors.items()}, partial, {"format": "pt"})
     except safetensors.SafetensorError as error:
-        raise OSError(f"{file} cannot be written: {error}") from error
-    # safetensors makes a file that only its owner may read; another user may serve it.
+        raise OSError(f"{file} cannot be written: {error}.") from error
+    # safetensors lets only the owner read the file, but another user may serve it.
     partial.chmod(0o644)
     put_in_place(partial, file)
 
@@ -200,13 +202,13 @@ def label_keys(names: Sequence[str], *, multi_label: bool = False) -> dict[str, 
 
 
 def read_tokenizer(folder: Path) -> dict[str, bytes]:
-    """Return the content of `tokenizer.json` and of vocabularies by name, of those there are."""
+    """Return the contents of a folder's `tokenizer.json` and vocabularies, by file name."""
     files = (folder / name for name in _TOKENIZER_FILES)
     return {file.name: file.read_bytes() for file in files if file.is_file()}
 
 
 def write_tokenizer(files: Mapping[str, bytes], config: AlbertConfig, folder: Path) -> None:
-    """Write what `read_tokenizer` returned, and `tokenizer_config.json`."""
+    """Write the files that `read_tokenizer` returned, and `tokenizer_config.json`."""
     for name, content in files.items():
         write_atomically(folder / name, content)
     if "tokenizer.json" in files:
@@ -216,11 +218,12 @@ def write_tokenizer(files: Mapping[str, bytes], config: AlbertConfig, folder: Pa
 def write_tokenizer_config(config: AlbertConfig, folder: Path) -> None:
     """Write the `tokenizer_config.json` of a folder with a `tokenizer.json`.
 
-    Its class is the one that reads `tokenizer.json` as it is: those of ALBERT and BERT make the
-    normaliser anew from settings. Without it `transformers` 5 omits the token types of pairs.
+    The file names the tokenizer class that uses `tokenizer.json` unchanged: the classes for ALBERT
+    and BERT rebuild the normaliser from settings. Without the file, `transformers` 5 omits the
+    token types of pairs.
     """
     tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
-    named = {
+    special_ids = {
         "pad_token": tokenizer.pad_id,
         "unk_token": tokenizer.unk_id,
         "cls_token": tokenizer.cls_id,
@@ -229,7 +232,9 @@ def write_tokenizer_config(config: AlbertConfig, folder: Path) -> None:
     }
     keys = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **{name: tokenizer.token(index) for name, index in named.items() if index is not None},
+        **{
+            name: tokenizer.token(index) for name, index in special_ids.items() if index is not None
+        },
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
         "model_max_length": config.max_positions,
     }
@@ -242,28 +247,28 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if (folder / "adapter_config.json").is_file() and not file.is_file():
         raise CheckpointError(
-            f"{folder} is an adapter (LoRA, PEFT), not a model; merge it into its model "
-            "(model.merge_and_unload().save_pretrained(FOLDER) of peft) and give that folder"
+            f"{folder} is an adapter (LoRA, PEFT), not a model. Merge it into its model with peft "
+            "(model.merge_and_unload().save_pretrained(FOLDER)), and use that folder."
         )
-    _refuse_lower_precision(folder)
+    _reject_lower_precision(folder)
     try:
         config = json.loads(read_small_file(file, _MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
+        raise CheckpointError(f"{file} cannot be read: {error}.") from error
     if not isinstance(config, dict):
-        raise CheckpointError(f"{file} is not a JSON object")
+        raise CheckpointError(f"{file} is not a JSON object.")
     return config
 
 
 def check_config(hf: Mapping[str, Any], source: object) -> AlbertConfig:
-    """Return the sizes in the keys of `config.json`."""
+    """Return the architecture in the keys of `config.json`."""
     try:
         return AlbertConfig.from_hf(hf)
     except ConfigError as error:
         raise CheckpointError(f"config.json of {source}: {error}") from error
 
 
-def _refuse_lower_precision(folder: Path) -> None:
+def _reject_lower_precision(folder: Path) -> None:
     """Raise a CheckpointError if the folder is a bundle of a lower precision than fp32."""
     if not (folder / MANIFEST_FILE).is_file():
         return
@@ -273,8 +278,8 @@ def _refuse_lower_precision(folder: Path) -> None:
         raise CheckpointError(str(error)) from error
     if precision != "fp32":
         raise CheckpointError(
-            f"{folder} is a bundle in {precision}, which cannot be trained on or measured here; "
-            "take the checkpoint that it was exported from, or an fp32 bundle"
+            f"{folder} is a bundle in {precision}, which cannot be trained or evaluated. Use the "
+            "checkpoint that it was exported from, or an fp32 bundle."
         )
 
 
@@ -283,15 +288,15 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     with _opened_weights(folder) as stored:
         names = [name for name in stored.offset_keys() if name not in _TIED]
         tensors = {name: stored.get_tensor(name) for name in names}
-        used = {name: used_shape(name, tuple(tensor.shape)) for name, tensor in tensors.items()}
+        shapes = {name: used_shape(name, tuple(tensor.shape)) for name, tensor in tensors.items()}
         return {
-            name: tensor if tensor.shape == used[name] else tensor[: used[name][0]]
+            name: tensor if tensor.shape == shapes[name] else tensor[: shapes[name][0]]
             for name, tensor in tensors.items()
         }
 
 
 def read_tasks(folder: Path) -> dict[Task, int]:
-    """Read which heads a checkpoint has, and the outputs of each, without its weights."""
+    """Read the number of outputs of each of a checkpoint's heads, without reading its weights."""
     return find_tasks(read_shapes(folder), read_config(folder).get("architectures") or ())
 
 
@@ -310,7 +315,7 @@ def _opened_weights(folder: Path) -> Iterator[Any]:
         with safetensors.safe_open(file, "pt") as stored:
             yield stored
     except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}; is it complete?") from error
+        raise CheckpointError(f"{file} cannot be read: {error}. Copy it again.") from error
 
 
 def load_checkpoint(
@@ -319,67 +324,71 @@ def load_checkpoint(
     *,
     new_heads: Collection[Task] = (),
 ) -> AlbertForTasks:
-    """Load the model of a checkpoint, ours or one that `transformers` wrote.
+    """Load the model of a checkpoint in the standard form.
 
     Args:
-        tasks: heads of the model; those that the file lacks, or has with another number of
-            outputs, are newly initialised. By default the file's heads.
-        new_heads: those that are newly initialised in any case.
+        tasks: number of outputs of each of the model's heads, by task. Heads that the checkpoint
+            does not have, or has with another number, are newly initialised. None for its heads.
+        new_heads: tasks of heads that are newly initialised in any case.
     """
     hf = read_config(folder)
     config = check_config(hf, folder)
     weights = with_backbone_prefix(read_weights(folder))
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    known = find_tasks(shapes, hf.get("architectures") or ())
-    tasks = known if tasks is None else tasks
-    same = [task for task in tasks if known.get(task) == tasks[task]]
-    kept = {task: known[task] for task in same if task not in new_heads}
-    _check_weights(weights, config, kept, folder)
+    stored_heads = find_tasks(shapes, hf.get("architectures") or ())
+    tasks = stored_heads if tasks is None else tasks
+    loaded_heads = {
+        task: size
+        for task, size in tasks.items()
+        if stored_heads.get(task) == size and task not in new_heads
+    }
+    _check_weights(weights, config, loaded_heads, folder)
     model = AlbertForTasks(config, tasks)
-    load_weights(model, weights, kept.keys())
+    load_weights(model, weights, loaded_heads.keys())
     return model
 
 
 def _check_weights(
     weights: Mapping[str, Tensor], config: AlbertConfig, heads: Mapping[Task, int], folder: Path
 ) -> None:
-    """Check the weights by the config, before a model of its sizes is built.
+    """Check the weights against the config, before a model of its sizes is built.
 
-    Layers for which the config has no place would be left out without a word.
+    Otherwise, layers that the config does not have would be silently omitted.
     """
-    # The weights of multiple choice have the names of a classifier's.
-    named = {CLASSIFICATION if head == MULTIPLE_CHOICE else head: n for head, n in heads.items()}
-    expected = expected_shapes(config, named)
+    # The weights of multiple choice have a classifier's names.
+    sizes = {CLASSIFICATION if head == MULTIPLE_CHOICE else head: n for head, n in heads.items()}
+    expected = expected_shapes(config, sizes)
     if _POOLER in weights:
         expected[_POOLER] = (config.hidden_size, config.hidden_size)
         expected[_POOLER_BIAS] = (config.hidden_size,)
     for name, shape in expected.items():
         if name not in weights:
-            raise CheckpointError(f"{folder} has no {name}, which its config.json asks for")
+            raise CheckpointError(f"{folder} has no {name}, which its config.json requires.")
         if tuple(weights[name].shape) != shape:
             raise CheckpointError(
-                f"{folder}: {name} has shape {tuple(weights[name].shape)}; its config.json asks "
-                f"for {shape}"
+                f"{folder}: {name} has shape {tuple(weights[name].shape)}, but its config.json "
+                f"requires {shape}."
             )
     stored = {name for name in weights if name.startswith("albert.encoder.")}
     if unused := sorted(stored - expected.keys()):
-        raise CheckpointError(f"{folder} has {unused[0]}, for which its config.json has no place")
-    bad = [name for name in expected if not weights[name].isfinite().all()]
-    if bad:
+        raise CheckpointError(f"{folder} has {unused[0]}, which its config.json does not describe.")
+    not_finite = [name for name in expected if not weights[name].isfinite().all()]
+    if not_finite:
         raise CheckpointError(
-            f"{folder / WEIGHTS_FILE}: {bad[0]} holds NaN or infinite numbers; save it again"
+            f"{folder / WEIGHTS_FILE}: {not_finite[0]} contains NaN or infinite numbers. Save the "
+            "checkpoint again."
         )
 
 
 def load_weights(model: AlbertForTasks, weights: Mapping[str, Tensor], heads: Set[Task]) -> None:
-    """Copy the weights of the backbone, these heads, and the pooler if there is one."""
-    stems = ["albert.", *(f"heads.{task}." for task in heads)]
+    """Copy the weights of the backbone, these heads and, if it is stored, the pooler."""
+    prefixes = ["albert.", *(f"heads.{task}." for task in heads)]
     has_pooler = bool(heads - set(UNPOOLED_TASKS)) or _POOLER in weights
-    stems += ["pooler."] if has_pooler else []
+    prefixes += ["pooler."] if has_pooler else []
     with torch.no_grad():
-        for ours, parameter in model.named_parameters():
-            if ours.startswith(tuple(stems)):
-                parameter.copy_(weights[hf_name(ours, model.config)])
+        for name, parameter in model.named_parameters():
+            if name.startswith(tuple(prefixes)):
+                parameter.copy_(weights[hf_name(name, model.config)])
 
 
 def _architectures(tasks: Mapping[Task, int]) -> list[str]:

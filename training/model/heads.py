@@ -1,4 +1,4 @@
-"""The heads of the six tasks, and the model of one backbone and any of these heads.
+"""The heads of the six tasks, and the model with one backbone and any of these heads.
 
 A head maps rows of hidden states to rows of logits, so that a task computes only what it needs:
 masked positions for fill-mask, the [CLS] row for classification, all real rows for spans.
@@ -26,10 +26,10 @@ from albert_serve.config import AlbertConfig
 from albert_serve.errors import ConfigError
 from training.model.albert import Albert, Initializer, ModelInputs, activation
 
-# A head: of a task by the task's name, or a named classifier as `text-classification/NAME`.
+# Name of a head: its task's name, or `text-classification/NAME` for a named classifier.
 Task: TypeAlias = str
 MULTIPLE_CHOICE: Final[Task] = "multiple-choice"
-# Outputs of a task's head; None where they depend on the vocabulary or the labels.
+# Outputs of a task's head; None if they depend on the vocabulary or the labels.
 _NUM_OUTPUTS: Final[dict[Task, int | None]] = {
     "fill-mask": None,
     "sentence-order": 2,
@@ -38,7 +38,7 @@ _NUM_OUTPUTS: Final[dict[Task, int | None]] = {
     MULTIPLE_CHOICE: 1,
     "token-classification": None,
 }
-# Their weights have one name, `classifier`, so that a model has one of them.
+# Heads whose weights are all named `classifier`, so a model can have only one of them.
 NAMED_CLASSIFIER: Final[tuple[Task, ...]] = (
     "text-classification",
     MULTIPLE_CHOICE,
@@ -47,7 +47,7 @@ NAMED_CLASSIFIER: Final[tuple[Task, ...]] = (
 
 
 class FillMaskHead(nn.Module):
-    """Logits over the vocabulary, through the tied word embeddings (H to E to V)."""
+    """Dense, activation, norm and the tied word embeddings: logits over the vocabulary."""
 
     def __init__(self, config: AlbertConfig, word: nn.Embedding) -> None:
         super().__init__()
@@ -58,20 +58,20 @@ class FillMaskHead(nn.Module):
         self.decoder.weight = word.weight
 
     def forward(self, rows_RH: Tensor) -> Tensor:
-        """Logits (R, V) of rows (R, H)."""
+        """Return the logits (R, V) of rows (R, H)."""
         logits_RV: Tensor = self.decoder(self.norm(self.activation(self.dense(rows_RH))))
         return logits_RV
 
 
 class _Pooler(nn.Module):
-    """tanh of a linear map of the [CLS] row."""
+    """Linear map and tanh of the [CLS] row."""
 
     def __init__(self, config: AlbertConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, rows_RH: Tensor) -> Tensor:
-        """Pooled rows (R, H) of [CLS] rows (R, H)."""
+        """Return the pooled rows (R, H) of [CLS] rows (R, H)."""
         return torch.tanh(self.dense(rows_RH))
 
 
@@ -88,13 +88,13 @@ class PooledHead(nn.Module):
         self.output = nn.Linear(hidden_size, num_outputs)
 
     def forward(self, rows_RH: Tensor) -> Tensor:
-        """Logits (R, K) of [CLS] rows (R, H)."""
+        """Return the logits (R, K) of [CLS] rows (R, H)."""
         logits_RK: Tensor = self.output(self.dropout(self.pooler(rows_RH)))
         return logits_RK
 
 
 class _TokenHead(nn.Module):
-    """Dropout, linear: the logits of every token's label, or of an answer's start and end.
+    """Dropout, linear: logits of every token's label, or of an answer's start and end.
 
     Question answering has no dropout, as in the original.
     """
@@ -105,7 +105,7 @@ class _TokenHead(nn.Module):
         self.output = nn.Linear(hidden_size, num_outputs)
 
     def forward(self, rows_RH: Tensor) -> Tensor:
-        """Logits (R, K) of rows (R, H)."""
+        """Return the logits (R, K) of rows (R, H)."""
         logits_RK: Tensor = self.output(self.dropout(rows_RH))
         return logits_RK
 
@@ -114,7 +114,7 @@ class AlbertForTasks(nn.Module):
     """One backbone with a head for each task: `model.heads[task](rows)`.
 
     Args:
-        tasks: the number of outputs of each task's head; see `head_sizes`.
+        tasks: number of outputs of each task's head; see `head_sizes`.
     """
 
     def __init__(self, config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
@@ -143,7 +143,7 @@ class AlbertForTasks(nn.Module):
         return PooledHead(self.pooler, self.config.hidden_size, num_outputs, dropout)
 
     def forward(self, batch: ModelInputs, read: Tensor | None = None) -> Tensor:
-        """Return hidden states (B, S, H), or (R, H) at the gathered positions; see `Albert`."""
+        """Return the hidden states (B, S, H), or (R, H) at the gathered positions `read`."""
         hidden_BSH: Tensor = self.albert(batch, read)
         return hidden_BSH
 
@@ -154,7 +154,7 @@ class AlbertForTasks(nn.Module):
 
 
 def head_sizes(config: AlbertConfig, tasks: tuple[Task, ...]) -> dict[Task, int]:
-    """Return the outputs of each task's head; two where a head's labels decide."""
+    """Return the number of outputs of each task's head; two if its labels decide the number."""
     return {
         task: config.vocab_size if task == "fill-mask" else _NUM_OUTPUTS[task] or 2
         for task in tasks
@@ -162,12 +162,12 @@ def head_sizes(config: AlbertConfig, tasks: tuple[Task, ...]) -> dict[Task, int]
 
 
 def is_named(head: Task) -> bool:
-    """Whether a head is a text classifier other than the default one, of a valid name."""
+    """Whether a head is a text classifier with a valid name, not the default one."""
     return re.fullmatch(f"{CLASSIFICATION}/{HEAD_NAME}", head) is not None
 
 
 def is_classifier(head: Task) -> bool:
-    """Whether a head classifies texts: the default one or a named one."""
+    """Whether a head is the default text classifier or a named one."""
     return head == CLASSIFICATION or is_named(head)
 
 
@@ -180,16 +180,16 @@ def _check_tasks(config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
     same_name = [task for task in NAMED_CLASSIFIER if task in tasks]
     if len(same_name) > 1:
         raise ConfigError(
-            f"{' and '.join(same_name)} store their weights under one name, `classifier`; a model "
-            "can carry one of them"
+            f"{' and '.join(same_name)} have the same name for their weights, `classifier`. Choose "
+            "one of them."
         )
     for task, num_outputs in tasks.items():
         if is_named(task) and CLASSIFICATION not in tasks:
-            raise ConfigError(f"{task} needs a head of {CLASSIFICATION} beside it, the default one")
+            raise ConfigError(f"{task} requires a default classifier. Add {CLASSIFICATION}.")
         if task not in _NUM_OUTPUTS and not is_named(task):
-            raise ConfigError(f"no task {task!r}; there are {', '.join(_NUM_OUTPUTS)}")
-        needed = config.vocab_size if task == "fill-mask" else _NUM_OUTPUTS.get(task)
-        if num_outputs < 1 or (needed and num_outputs != needed):
+            raise ConfigError(f"{task!r} is not a task. Choose one of {', '.join(_NUM_OUTPUTS)}.")
+        required = config.vocab_size if task == "fill-mask" else _NUM_OUTPUTS.get(task)
+        if num_outputs < 1 or (required and num_outputs != required):
             raise ConfigError(
-                f"{task} has {num_outputs} outputs; it needs {needed or 'at least 1'}"
+                f"{task} has {num_outputs} outputs. It must have {required or 'at least 1'}."
             )

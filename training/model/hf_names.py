@@ -1,7 +1,4 @@
-"""Names of weights: ours and `transformers`'.
-
-`HF_NAMES` maps all of them, in both directions.
-"""
+"""Names of weights in this package and in `transformers`."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from albert_serve.bundle.weights import output_layer
 from albert_serve.config import AlbertConfig
 from training.model.heads import AlbertForTasks, is_named
 
-# Our name <-> Hugging Face's, without `.weight` or `.bias`. {g} and {i} are the group and the layer
-# within it; {n} counts the distinct blocks, group * num_inner_layers + inner, or layers. Further
-# classifiers are not here: `output_layer` names them.
+# Hugging Face's name of a weight by ours, both without `.weight` or `.bias`. {g} and {i} are the
+# group and the layer within it. {n} counts layers or the distinct blocks, group * num_inner_layers
+# + inner. `output_layer` names additional classifiers.
 HF_NAMES: Final[dict[str, str]] = {
     "albert.embeddings.word": "albert.embeddings.word_embeddings",
     "albert.embeddings.position": "albert.embeddings.position_embeddings",
@@ -35,7 +32,7 @@ HF_NAMES: Final[dict[str, str]] = {
     "pooler.dense": "albert.pooler",
     "heads.fill-mask.dense": "predictions.dense",
     "heads.fill-mask.norm": "predictions.LayerNorm",
-    "heads.fill-mask.decoder": "predictions",  # its weight is the word embeddings: only .bias
+    "heads.fill-mask.decoder": "predictions",  # only .bias: its weight is tied
     "heads.sentence-order.output": "sop_classifier.classifier",
     "heads.text-classification.output": "classifier",
     "heads.multiple-choice.output": "classifier",
@@ -45,9 +42,9 @@ HF_NAMES: Final[dict[str, str]] = {
 HF_LAYER: Final = "albert.encoder.albert_layer_groups.{g}.albert_layers.{i}"
 
 
-def hf_name(ours: str, config: AlbertConfig) -> str:
+def hf_name(name: str, config: AlbertConfig) -> str:
     """Return the Hugging Face name of a parameter."""
-    stem, _, kind = ours.rpartition(".")
+    stem, _, kind = name.rpartition(".")
     head = stem.removeprefix("heads.").removesuffix(".output")
     if is_named(head):
         return f"{output_layer(head)}.{kind}"
@@ -56,8 +53,8 @@ def hf_name(ours: str, config: AlbertConfig) -> str:
         return f"{HF_NAMES[stem]}.{kind}"
     group, inner = divmod(int(number[1]), config.num_inner_layers)
     layer = HF_LAYER.format(g=group, i=inner)
-    known = f"{stem[: number.start(1)]}{{n}}{stem[number.end(1) :]}"
-    return f"{HF_NAMES[known]}.{kind}".format(layer=layer, n=number[1])
+    pattern = f"{stem[: number.start(1)]}{{n}}{stem[number.end(1) :]}"
+    return f"{HF_NAMES[pattern]}.{kind}".format(layer=layer, n=number[1])
 
 
 def parameters(model: AlbertForTasks) -> dict[str, nn.Parameter]:
@@ -66,7 +63,7 @@ def parameters(model: AlbertForTasks) -> dict[str, nn.Parameter]:
 
 
 def with_backbone_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add `albert.` to the names of weights that lack it, as in a bare `AlbertModel`."""
+    """Add the prefix `albert.`, which the weights of a bare `AlbertModel` do not have."""
     bare = ("embeddings.", "encoder.", "pooler.")
     return {
         f"albert.{name}" if name.startswith(bare) else name: tensor

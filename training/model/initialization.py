@@ -1,10 +1,10 @@
 """Local initialization, an alternative to the paper's random weights.
 
-From random weights a small ALBERT learns token frequencies and to copy the tokens that were left
-in place, and then stalls: its attention is nearly uniform, its output is faint, and no position is
-distinguished. The local start resembles an n-gram model: words and positions use separate halves
-of the embedding, and each head attends to one neighbour. All are ordinary trainable weights: the
-model is still an ALBERT. docs/decisions.md has the measurements.
+From random weights, a small ALBERT learns token frequencies and to copy unmasked tokens, and then
+stalls: its attention is nearly uniform, its outputs are small, and it does not distinguish
+positions. The local start resembles an n-gram model: words and positions use separate halves of
+the embedding, and each head attends to one neighbour. All of these are trainable weights of an
+ordinary ALBERT. docs/decisions.md has the measurements.
 
 Shape legend: V vocabulary, S positions, E embedding size, H hidden size, D head size, P sinusoids'
 dimensions, half of E.
@@ -24,13 +24,12 @@ from training.model.albert import Attention, Embeddings
 from training.model.heads import AlbertForTasks, FillMaskHead
 
 Start = Literal["local", "random"]
-# Words and positions begin with equal norms, so that neither dominates an embedding.
+# Words and positions start with equal norms, so that neither dominates an embedding.
 _AMPLITUDE: Final = 0.1
 _WORD_STD: Final = _AMPLITUDE / math.sqrt(2)
-# The highest frequency, in radians a position: it distinguishes direct neighbours.
-_FASTEST: Final = 2.0
-# Gain of queries and keys: about 0.8 of a head's attention in the first layers is then on its
-# neighbour.
+# Highest frequency in radians per position: it distinguishes direct neighbours.
+_MAX_FREQUENCY: Final = 2.0
+# Gain of queries and keys: about 0.8 of a head's attention in the first layers is on its neighbour.
 _GAIN: Final = math.sqrt(1.5)
 
 
@@ -38,8 +37,8 @@ def start_local(model: AlbertForTasks, token_counts: NDArray[np.int64]) -> None:
     """Initialise a model with its corpus' token frequencies, and with attention to neighbours.
 
     Args:
-        model: newly created, with a fill-mask head.
-        token_counts: (V,) occurrences of each token in the corpus.
+        model: newly created model with a fill-mask head.
+        token_counts: occurrences of each token in the corpus, (V,).
     """
     head = model.heads["fill-mask"]
     assert isinstance(head, FillMaskHead)
@@ -55,9 +54,12 @@ def start_local(model: AlbertForTasks, token_counts: NDArray[np.int64]) -> None:
 
 
 def _frequencies(num_pairs: int, num_positions: int) -> Tensor:
-    """Return radians a position, from the highest to half a turn over all positions; (P / 2,)."""
-    slowest = math.pi / num_positions
-    return torch.logspace(math.log10(_FASTEST), math.log10(slowest), num_pairs)
+    """Return decreasing frequencies in radians per position, (P / 2,).
+
+    The lowest makes half a turn over all positions.
+    """
+    min_frequency = math.pi / num_positions
+    return torch.logspace(math.log10(_MAX_FREQUENCY), math.log10(min_frequency), num_pairs)
 
 
 def _split_embeddings(embeddings: Embeddings, frequencies: Tensor) -> None:
@@ -76,8 +78,8 @@ def _split_embeddings(embeddings: Embeddings, frequencies: Tensor) -> None:
 def _attend_to_neighbours(block: Attention, embeddings: Embeddings, frequencies: Tensor) -> None:
     """Let head 0 attend one token back, head 1 one ahead, head 2 two back, and so on.
 
-    A shift is a rotation of each pair of sinusoids, in the keys' weights. Values and output are
-    orthogonal, so that they preserve norms.
+    A rotation of each pair of sinusoids in the keys' weights is a shift. Values and output are
+    orthogonal, so they preserve norms.
     """
     head_size = block.query.out_features // block.num_heads
     num_waves = min(2 * len(frequencies), head_size // 2 * 2)
@@ -94,7 +96,7 @@ def _attend_to_neighbours(block: Attention, embeddings: Embeddings, frequencies:
 
 
 def _shift(waves_PH: Tensor, frequencies: Tensor, offset: int) -> Tensor:
-    """Rotate the map, so that it reads the sinusoids of `offset` positions before."""
+    """Return the map (P, H), rotated to read the sinusoids of `offset` positions earlier."""
     angle = (frequencies * offset)[: len(waves_PH) // 2, None]
     sine, cosine = waves_PH[0::2], waves_PH[1::2]
     shifted = torch.empty_like(waves_PH)

@@ -1,7 +1,7 @@
-"""The labels of a checkpoint's classifiers, by its `config.json`.
+"""Labels of a checkpoint's classifiers in its `config.json`.
 
-Those of the default classifier stand where `transformers` has them; `albert_heads` has the same
-keys for each other one, by its name, and `albert_default_head` the name of the default.
+The default classifier has the keys of `transformers`. `albert_heads` contains the same keys for
+each named classifier, and `albert_default_head` is the name of the default one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEAD_KEYS: Final = (*label_keys([]), TEMPERATURE_KEY)
 
 
 class Labels(NamedTuple):
-    """The names of a classifier's labels in the order of its outputs, and the kind of its task."""
+    """A classifier's label names in the order of its outputs, and its problem type."""
 
     names: list[str]
     problem: ProblemType
@@ -33,12 +33,12 @@ def default_name(hf: Mapping[str, Any]) -> str | None:
     """Return the name of the default classifier; None if it is called `default`."""
     name = hf.get(_DEFAULT_KEY)
     if name is not None and not (isinstance(name, str) and re.fullmatch(HEAD_NAME, name)):
-        raise CheckpointError(f"{_DEFAULT_KEY} of config.json is {reprlib.repr(name)}, not a name")
+        raise CheckpointError(f"{_DEFAULT_KEY} of config.json is {reprlib.repr(name)}, not a name.")
     return name
 
 
 def find_head(hf: Mapping[str, Any], heads: Iterable[Task], name: str) -> Task:
-    """Return the classifier of a name."""
+    """Return the classifier with a name."""
     default = default_name(hf) or DEFAULT_HEAD
     by_name = {
         default if head == CLASSIFICATION else name_of(head): head
@@ -46,20 +46,20 @@ def find_head(hf: Mapping[str, Any], heads: Iterable[Task], name: str) -> Task:
         if is_classifier(head)
     }
     if name not in by_name:
-        has = f"it has {', '.join(by_name)}" if by_name else "it has none"
-        raise CheckpointError(f"the checkpoint has no classifier {name!r}; {has}")
+        existing = f"Choose one of {', '.join(by_name)}." if by_name else "It has no classifiers."
+        raise CheckpointError(f"The checkpoint has no classifier {name!r}. {existing}")
     return by_name[name]
 
 
 def head_record(hf: Mapping[str, Any], head: Task) -> dict[str, Any]:
-    """Return the keys of a classifier: those of `label_keys`, and its temperature."""
+    """Return the keys of a classifier, which are its `label_keys` and its temperature."""
     record: Any = hf
     if is_named(head):
         records = hf.get(_HEADS_KEY) or {}
         record = records.get(name_of(head), {}) if isinstance(records, dict) else records
     if not isinstance(record, dict):
         raise CheckpointError(
-            f"{_HEADS_KEY} of config.json is {reprlib.repr(record)}, not an object"
+            f"{_HEADS_KEY} of config.json is {reprlib.repr(record)}, not an object."
         )
     return {key: record[key] for key in _HEAD_KEYS if key in record}
 
@@ -70,8 +70,8 @@ def labels_config(
     """Return the keys of `config.json` that name the labels of all classifiers.
 
     Args:
-        records: the `head_record` of each.
-        default: the name of the default one.
+        records: `head_record` of each classifier.
+        default: name of the default classifier; None if it is called `default`.
     """
     keys = dict(records.get(CLASSIFICATION) or records.get(TOKENS, {}))
     named = {name_of(head): dict(record) for head, record in records.items() if is_named(head)}
@@ -83,7 +83,7 @@ def labels_config(
 
 
 def with_temperatures(hf: Mapping[str, Any], temperatures: Mapping[Task, float]) -> dict[str, Any]:
-    """Return the keys of `config.json` with the temperatures of classifiers."""
+    """Return the keys of `config.json` with new temperatures of classifiers."""
     keys, named = dict(hf), dict(hf.get(_HEADS_KEY, {}))
     for head, temperature in temperatures.items():
         if is_named(head):
@@ -94,33 +94,35 @@ def with_temperatures(hf: Mapping[str, Any], temperatures: Mapping[Task, float])
 
 
 def read_temperature(hf: Mapping[str, Any], head: Task) -> float:
-    """Read the temperature of a classifier; 1 if it has none."""
+    """Read the temperature of a classifier; the default is 1."""
     temperature = head_record(hf, head).get(TEMPERATURE_KEY, 1.0)
     if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
         raise CheckpointError(
-            f"{TEMPERATURE_KEY} of config.json is {reprlib.repr(temperature)}; give a number over 0"
+            f"{TEMPERATURE_KEY} of config.json is {reprlib.repr(temperature)}. "
+            "Use a number greater than 0."
         )
     return float(temperature)
 
 
 def read_labels(hf: Mapping[str, Any], num_outputs: int, head: Task = CLASSIFICATION) -> Labels:
-    """Read the labels of `id2label`; without it LABEL_0 and so on, as `transformers` does."""
+    """Read the labels of `id2label`; the defaults are LABEL_0 and so on, as in `transformers`."""
     hf = head_record(hf, head)
     id2label = hf.get("id2label") or {str(index): f"LABEL_{index}" for index in range(num_outputs)}
     if not isinstance(id2label, dict):
-        raise CheckpointError(f"id2label of config.json is {reprlib.repr(id2label)}, not an object")
-    is_named = len(id2label) == num_outputs
-    names = [id2label.get(str(index)) for index in range(num_outputs)] if is_named else []
-    if not is_named or not all(isinstance(name, str) for name in names):
         raise CheckpointError(
-            f"id2label of config.json names {len(id2label)} labels; the classifier has "
-            f'{num_outputs} outputs, so it must name "0" to "{num_outputs - 1}", each by a text; '
-            f"it is {reprlib.repr(id2label)}"
+            f"id2label of config.json is {reprlib.repr(id2label)}, not an object."
         )
-    # One output is a label that applies or not, as `transformers`' pipeline has it.
+    has_all = len(id2label) == num_outputs
+    names = [id2label.get(str(index)) for index in range(num_outputs)] if has_all else []
+    if not has_all or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(
+            f"id2label of config.json is {reprlib.repr(id2label)}. The classifier has "
+            f'{num_outputs} outputs, so give "0" to "{num_outputs - 1}" a name each.'
+        )
+    # The `transformers` pipeline treats one output as a label that applies or not.
     inferred = "multi_label_classification" if num_outputs == 1 else "single_label_classification"
     problem: Any = hf.get("problem_type") or inferred
     if problem not in get_args(ProblemType):
         allowed = ", ".join(get_args(ProblemType))
-        raise CheckpointError(f"problem_type is {problem!r} in config.json; allowed are {allowed}")
+        raise CheckpointError(f"problem_type of config.json is {problem!r}. Use one of {allowed}.")
     return Labels([str(name) for name in names], problem)

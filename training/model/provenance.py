@@ -30,8 +30,8 @@ def record_stage(
 
     Args:
         stage: settings, steps, tokens and data of this stage; `tasks`, whose heads it trained; and
-            `before`, the figures of the checkpoint that it started from (`read_figures`).
-        earlier: the stages of the checkpoint that this one started from (`read_stages`).
+            `before`, the metrics of the checkpoint that it started from (`read_quality`).
+        earlier: stages of the checkpoint that this stage started from (`read_stages`).
     """
     record = {"program": program, "torch": torch.__version__, **stage}
     content = json.dumps({"stages": [*earlier, record]}, indent=2) + "\n"
@@ -39,9 +39,9 @@ def record_stage(
 
 
 def read_stages(folder: Path) -> list[dict[str, Any]]:
-    """Return the stages that `record_stage` wrote, or that a bundle's manifest has of them.
+    """Return the stages that `record_stage` wrote, or their copy in a bundle's manifest.
 
-    An empty list without either; a checkpoint of the Hub may have other files of these names.
+    The list is empty without them. A checkpoint of the Hub may have other files of these names.
     """
     record: Any = read_object(folder / _FILE)
     if not record:
@@ -51,20 +51,20 @@ def read_stages(folder: Path) -> list[dict[str, Any]]:
     return stages if isinstance(stages, list) else []
 
 
-def read_figures(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the quality of each task that a checkpoint was evaluated on, as in `TaskQuality`.
+def read_quality(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the `TaskQuality` of each task that a checkpoint was evaluated on.
 
-    It stands in `evaluation.json`, or in a bundle's manifest.
+    It is in `evaluation.json` or in a bundle's manifest.
     """
-    own = read_object(folder / _EVALUATION_FILE)
-    evaluation = own or read_object(folder / MANIFEST_FILE).get("evaluation")
+    evaluation: Any = read_object(folder / _EVALUATION_FILE)
+    evaluation = evaluation or read_object(folder / MANIFEST_FILE).get("evaluation")
     evaluation = evaluation if isinstance(evaluation, dict) else {}
-    figures = {task: evaluated_quality(evaluation, task) for task in get_args(TaskName)}
-    return {task: figure.model_dump() for task, figure in figures.items() if figure is not None}
+    by_task = {task: evaluated_quality(evaluation, task) for task in get_args(TaskName)}
+    return {task: quality.model_dump() for task, quality in by_task.items() if quality is not None}
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one if it holds none."""
+    """Return the object in a JSON file; an empty object if the file does not contain one."""
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -74,5 +74,5 @@ def read_object(file: Path) -> dict[str, Any]:
 
 def file_names(files: Iterable[Path] | None) -> list[str]:
     """Return the names of data files without their folders."""
-    # As text, also where the file system's encoding is ASCII, as with LC_ALL=C.
+    # With LC_ALL=C the file system's encoding is ASCII, and other names are not valid text.
     return [os.fsencode(file.name).decode(errors="replace") for file in files or []]

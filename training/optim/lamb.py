@@ -20,10 +20,10 @@ _Group: TypeAlias = "dict[str, Any]"
 class Lamb(Optimizer):
     """Adam's step u of each matrix w, scaled to the length of w: w - lr * |w| / |u| * u.
 
-    Weight decay is part of u. Parameters of less than two dimensions, in ALBERT the biases and
-    the weights of norms, change by lr * u with neither decay nor trust ratio; these are the
-    parameters that the original excludes by name. The ratio is 1 if either norm is 0. Each tensor
-    has one ratio: queries, keys and values must be separate tensors.
+    Weight decay is part of u. Parameters of less than two dimensions change by lr * u, without
+    decay or trust ratio. In ALBERT these are the biases and the weights of norms, which the
+    original excludes by name. The ratio is 1 if either norm is 0. Each tensor has one ratio, so
+    queries, keys and values must be separate tensors.
 
     A step does not synchronise with the device.
 
@@ -63,7 +63,7 @@ class Lamb(Optimizer):
         self._ratios = ratios
 
     def trust_ratios(self) -> Tensor | None:
-        """Return the trust ratio of each matrix in the last step, (matrices,); None without any."""
+        """Return the trust ratio of each matrix in the last step, (matrices,); None before it."""
         return torch.cat(list(self._ratios)) if self._ratios else None
 
     def _step_matrices(self, matrices: list[Tensor], group: _Group) -> Tensor:
@@ -78,7 +78,7 @@ class Lamb(Optimizer):
         return ratios
 
     def _updates(self, params: list[Tensor], group: _Group) -> list[Tensor]:
-        """Update the moments; return the first over the root of the second."""
+        """Update the moments; return the first divided by the root of the second."""
         beta1, beta2 = group["betas"]
         grads = [p.grad for p in params if p.grad is not None]
         means = [self._moment(p, "exp_avg") for p in params]

@@ -56,7 +56,7 @@ class Muon(torch.optim.Muon):
             coefficients=group["ns_coefficients"],
             num_iterations=group["ns_steps"],
             eps=group["eps"],
-            # In fp16 a small gradient would be 0 before it is scaled.
+            # In fp16, small gradients would become 0 before they are scaled.
             dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32,
         )
         param.mul_(1 - group["lr"] * group["weight_decay"])
@@ -77,10 +77,10 @@ def _orthogonal(
     the singular values s to a*s + b*s³ + c*s⁵.
 
     Args:
-        matrix: (M, N) or (N, M), not changed.
-        coefficients: a, b, c.
-        eps: lower bound of the norm in the division.
-        dtype: type of the products and of the result.
+        matrix: matrix (M, N) or (N, M), which is not changed.
+        coefficients: factors a, b and c.
+        eps: minimum norm to divide by.
+        dtype: dtype of the products and of the result.
     """
     a, b, c = coefficients
     is_tall = matrix.size(0) > matrix.size(1)

@@ -19,12 +19,12 @@ from training.system.precision import PrecisionName
 
 OptimizerName = Literal["lamb", "adamw", "muon"]
 ScheduleName = Literal["linear", "wsd"]
-# Minimum progress of a WSD schedule, so that its first step has a rate above 0.
+# Minimum progress in the warm-up of `wsd`: the first step has a rate above 0.
 _FIRST_PROGRESS: Final = 1e-4
 
 
 class OptimizerError(TrainingError):
-    """An invalid schedule, or a state that does not fit the optimizers."""
+    """An invalid schedule, or a saved state of other optimizers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,12 +34,13 @@ class Schedule:
     Progress is a fraction of the steps or of the wall clock, as the caller counts it.
 
     Attributes:
-        kind: `linear` is the original's (`optimization.py` of google-research/ALBERT): the rate
-            decays from the peak at progress 0 to 0 at 1, and the warm-up replaces its first part,
-            so that the peak is never reached (0.975 of it with the paper's 3,125 of 125,000 steps)
-            and the first step has rate 0. `wsd`: warm-up, constant, and a decay by 1 - sqrt.
-        warmup: fraction of the run, at its start.
-        decay: fraction of the run, at its end; only for `wsd`.
+        kind: form of the schedule. `linear` is the original's (`optimization.py` of
+            google-research/ALBERT): the rate decays from the peak at progress 0 to 0 at 1. The
+            warm-up replaces the first part of this decay, so the first step has rate 0, and the
+            rate reaches only 0.975 of the peak with the paper's 3,125 of 125,000 steps. `wsd`
+            warms up, stays constant, and decays by 1 - sqrt.
+        warmup: fraction of the run for the warm-up.
+        decay: fraction of the run for the decay; `linear` ignores it.
     """
 
     kind: ScheduleName = "wsd"
@@ -49,12 +50,12 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.kind == "wsd" and self.warmup + self.decay > 1 + 1e-9:
             raise OptimizerError(
-                f"warmup {self.warmup} and decay {self.decay} are parts of one run; "
-                "together they may be 1 at most"
+                f"Warm-up {self.warmup} and decay {self.decay} exceed the run. "
+                "Choose fractions whose sum is at most 1."
             )
 
     def factor(self, progress: float) -> float:
-        """Return the multiplier, from 0 to 1, of a step that begins at `progress`, from 0 to 1."""
+        """Return the multiplier, 0 to 1, for a step that starts at `progress`, 0 to 1."""
         if self.kind == "linear":
             if progress < self.warmup:
                 return progress / self.warmup
@@ -71,13 +72,14 @@ class OptimizerSettings:
     """Settings of the optimizer.
 
     Attributes:
-        optimizer: `lamb` is the paper's; `muon` updates the layers' matrices, and AdamW the rest.
-        lr: peak learning rate; with Muon that of the layers' matrices.
-        adamw_lr: with Muon the peak learning rate of the rest; otherwise unused.
+        optimizer: name of the optimizer. `lamb` is the paper's. `muon` updates the layers'
+            matrices, and AdamW the other parameters.
+        lr: peak learning rate; with `muon`, only of the layers' matrices.
+        adamw_lr: peak learning rate of the other parameters with `muon`; otherwise ignored.
         pooled_factor: learning-rate multiplier of the pooler and of the heads that read the [CLS]
             row; 1 in the paper.
-        weight_decay: decoupled from the gradient; biases and the weights of norms are never
-            decayed.
+        weight_decay: decoupled weight decay of matrices; biases and the weights of norms have
+            none.
     """
 
     optimizer: OptimizerName = "muon"
@@ -89,7 +91,7 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(OptimizerSettings):
-    """The optimizers of a run, their rates over its length (`Schedule`), and its seed.
+    """Hyperparameters of a run: optimizers, learning-rate schedule, loss weights and seed.
 
     Attributes:
         sentence_weight: weight of the sentence task's loss.
@@ -132,7 +134,7 @@ class Optimizers:
         for part in self.parts:
             part.zero_grad(set_to_none=True)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return metrics of the last step: with LAMB `trust_ratio`, the mean over matrices.
 
         Synchronises with the device, but not with other ranks.
@@ -151,16 +153,16 @@ class Optimizers:
         """Load the result of `state_dict`, with the peak learning rates."""
         if len(state) != len(self.parts):
             raise OptimizerError(
-                f"a state of {len(state)} optimizers for {len(self.parts)}; "
-                "resume with the optimizer of the run"
+                f"The run has {len(state)} optimizers, not {len(self.parts)}. "
+                "Resume it with the same optimizer."
             )
-        for part, saved in zip(self.parts, state, strict=True):
+        for part, part_state in zip(self.parts, state, strict=True):
             try:
-                part.load_state_dict(saved)
+                part.load_state_dict(part_state)
             except (KeyError, TypeError, ValueError) as error:
                 raise OptimizerError(
-                    f"a state that does not fit {type(part).__name__}: {error}; "
-                    "resume with the optimizer and the model of the run"
+                    f"The state of the run does not fit {type(part).__name__}: {error}. "
+                    "Resume it with the same optimizer and model."
                 ) from error
 
 
@@ -207,8 +209,8 @@ def _pooled_parameters(model: AlbertForTasks) -> Iterator[nn.Parameter]:
 
 def _adamw(params: Sequence[nn.Parameter], *, lr: float, weight_decay: float) -> Optimizer:
     """Build AdamW with bias correction; norms and biases are not decayed."""
-    # A fused step is one pass over memory: a third to an eighth of the time on a CPU, identical to
-    # the bit with any number of threads.
+    # A fused step reads memory once: on a CPU it takes a third to an eighth of the time, and is
+    # identical to the bit with any number of threads.
     matrices = [p for p in params if p.ndim == 2]
     vectors = [p for p in params if p.ndim != 2]
     groups = [

@@ -19,7 +19,7 @@ from training.data.shards import SHARDS_FILE, Shards
 from training.data.streams import PackedStream
 from training.loop.distributed import World, join_world
 from training.loop.driver import PreparedRun, TrainedRun, build_run, train_run
-from training.loop.progress import Progress, is_known_run, run_precision
+from training.loop.progress import Progress, contains_run, run_precision
 from training.loop.step import Mixture, Run
 from training.loop.validation import Validation
 from training.model.checkpoint import load_checkpoint
@@ -191,7 +191,7 @@ def run_job(
 ) -> TrainedRun:
     """Train the run of a configuration to its end; an interrupted run is resumed."""
     record = run_record(config, recipe, architecture)
-    is_known_run(config.output, record)
+    contains_run(config.output, record)
     with join_world(config.device) as world:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -214,7 +214,7 @@ def _open_shards(
         return Shards.open(shards, tokenizer)
     if world.is_main:
         prepare(files, tokenizer, folder, text_column=config.text_column)
-    world.meet()
+    world.wait_for_all()
     return Shards.open(folder, tokenizer)
 
 

@@ -94,25 +94,25 @@ class TorchEngine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutItems:
-    """Held-out items of a task that a model in training answers as the service does.
+    """Held-out items of a task, which a model in training answers like the service.
 
     Attributes:
-        predict: returns an engine's answers to items.
-        figures: returns the figures of all answers.
+        predict: function that returns an engine's answers to items.
+        compute_metrics: function that returns the metrics of all answers.
     """
 
     task: Task
     items: Sequence[EngineItem]
     predict: Callable[[Runner, Sequence[EngineItem]], Sequence[Any]]
-    figures: Callable[[Sequence[Any]], dict[str, float]]
+    compute_metrics: Callable[[Sequence[Any]], dict[str, float]]
 
     def answer(
-        self, model: AlbertForTasks, own: slice, *, should_stop: Callable[[], bool]
+        self, model: AlbertForTasks, part: slice, *, should_stop: Callable[[], bool]
     ) -> list[Any] | None:
-        """Answer a part of the items; None if `should_stop` interrupted it."""
-        items, engine, answered = self.items[own], TorchEngine(model), list[Any]()
+        """Return the answers to a part of the items; None if `should_stop` interrupted it."""
+        items, engine, answers = self.items[part], TorchEngine(model), list[Any]()
         for begin in range(0, len(items), _ANSWERED_TOGETHER):
             if should_stop():
                 return None
-            answered += self.predict(engine, items[begin : begin + _ANSWERED_TOGETHER])
-        return answered
+            answers += self.predict(engine, items[begin : begin + _ANSWERED_TOGETHER])
+        return answers

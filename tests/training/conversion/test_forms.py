@@ -134,7 +134,7 @@ def test_code_in_a_pickle_is_not_run(folder: Path, tmp_path: Path, is_zip: bool)
     (folder / "model.safetensors").unlink()
     weights = {"albert.pooler.bias": Harmful(tmp_path / "run")}
     torch.save(weights, file, _use_new_zipfile_serialization=is_zip)
-    with pytest.raises(CheckpointError, match=r"so that no code is run: GLOBAL posix\.mkdir"):
+    with pytest.raises(CheckpointError, match=r"without running code: GLOBAL posix\.mkdir"):
         open_checkpoint(folder).__enter__()
     assert not (tmp_path / "run").exists()
     torch.load(file, weights_only=False)  # it would have been
@@ -183,25 +183,28 @@ UNTIED = {
     "predictions.decoder.weight": torch.ones(3, 2),
 }
 BAD: dict[str, tuple[Damage, str]] = {
-    "no weights": (take_weights, "has no weights: no model.safet"),
+    "no weights": (take_weights, "does not contain weights: no model.safet"),
     "a login page": (written(WEIGHTS, "\n<!DOCTYPE html>"), "s is a web page"),
     "a pointer": (written("spiece.model", POINTER), "spiece.model is a pointer of Git LFS"),
-    "infinite": (write_pickle({"x": torch.tensor([0.0, torch.inf])}), ".bin: x holds NaN"),
+    "infinite": (write_pickle({"x": torch.tensor([0.0, torch.inf])}), ".bin: x contains NaN"),
     "an adapter": (as_adapter, r"is an adapter \(LoRA, PEFT\).*merge_and_unload"),
-    "half a pickle": (half_a_pickle, "cannot be read as weights alone.*complete"),
-    "a training state": (write_pickle({"a": {"b": torch.zeros(2)}}), "save only the state_dict"),
-    "a list": (write_pickle([torch.zeros(2)]), "save only the state_dict"),
+    "half a pickle": (half_a_pickle, "cannot be read without running code: .*complete"),
+    "a training state": (write_pickle({"a": {"b": torch.zeros(2)}}), "Save only the state_dict"),
+    "a list": (write_pickle([torch.zeros(2)]), "Save only the state_dict"),
     "whole numbers": (write_pickle({"x": torch.zeros(3).int()}), "not floating point"),
-    "two of one": (write_pickle(TWICE), "two weights that are n.weight"),
-    "an untied decoder": (write_pickle(UNTIED), "is not the word embeddings"),
+    "two of one": (write_pickle(TWICE), "two weights for n.weight"),
+    "an untied decoder": (write_pickle(UNTIED), "differs from the word embeddings"),
     "a gap": (written(WEIGHTS, len(GAP).to_bytes(8, "little") + GAP + bytes(8)), "is damaged: .*"),
     "half of the weights": (truncated(WEIGHTS, 5000), "its header describes"),
     "a long header": (written(WEIGHTS, (2**40).to_bytes(8, "little")), f"has {2**40} bytes"),
     "a long index": (change_index(lambda _: " " * (16 << 20)), "is not an index of weights"),
     "another index": (change_index(lambda _: [1]), "is not an index of weights"),
-    "an index of a secret": (place_all("/etc/passwd"), r"names '/etc/passwd'; it must be a \.bin"),
-    "no shard": (place_all("pytorch_model-00003.bin"), "is missing; pytorch_mod"),
-    "no weight": (place_all("pytorch_model-00001-of-00002.bin"), "none of its files has"),
+    "an index of a secret": (
+        place_all("/etc/passwd"),
+        r"'/etc/passwd', which is not .* \.bin",
+    ),
+    "no shard": (place_all("pytorch_model-00003.bin"), "pytorch_model-00003.bin does not exist"),
+    "no weight": (place_all("pytorch_model-00001-of-00002.bin"), "none of its files contains it"),
 }
 
 
@@ -305,19 +308,19 @@ def test_the_vocabulary_of_the_archive_becomes_the_tokenizer(
 def test_variables_that_no_albert_has_are_named(archive: Path) -> None:
     content = (archive / INDEX).read_bytes()
     (archive / INDEX).write_bytes(content.replace(b"embedding_hidden_mapping_in", b"x" * 27))
-    with pytest.raises(CheckpointError, match=r"holds bert/encoder/x+/bias and 1 more, which no"):
+    with pytest.raises(CheckpointError, match=r"bert/encoder/x+/bias and 1 more, which are"):
         load_tensorflow_weights(archive)
 
 
 BAD_ARCHIVES: dict[str, tuple[Damage, str]] = {
-    "no index": (lambda files: (files / INDEX).unlink(), "must hold one TensorFlow checkp.*none"),
+    "no index": (lambda files: (files / INDEX).unlink(), "has the indices none, not exactly one"),
     "two": (
         lambda files: shutil.copy(files / INDEX, files / "model.ckpt-2.index"),
-        "it holds model.ckpt-2.index, model.ckpt-best.index",
+        "indices model.ckpt-2.index, model.ckpt-best.index",
     ),
-    "half an index": (truncated(INDEX, 2000), "does not end like a table; is it complete"),
-    "no data": (lambda files: (files / DATA).unlink(), "00000-of-00001 is missing"),
-    "half the data": (truncated(DATA, 50000), "is truncated: .* is not in it"),
+    "half an index": (truncated(INDEX, 2000), "the table's footer is missing"),
+    "no data": (lambda files: (files / DATA).unlink(), "00000-of-00001 does not exist"),
+    "half the data": (truncated(DATA, 50000), "00001 ends before "),
     "no configuration": (written(CONFIG, "{"), "albert_config.json cannot be read"),
 }
 

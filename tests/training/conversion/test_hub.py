@@ -104,11 +104,11 @@ def test_models_of_each_form_and_revision(
         "albert/pickles": f"albert/pickles@{main}",
     }
     errors = {
-        "./albert/both": "./albert/both is a local path, and there is no such folder",
+        "./albert/both": "./albert/both is a local path, but there is no such folder. ",
         "albert/bert": "config.json of albert/bert: model_type is 'bert'; only 'albert'",
-        "albert/flax": "has no weights that can be read: neither model.safetensors nor pytorch_m",
-        "albert/other": "has no config.json: it is not a model of transformers",
-        "a/b/c": "a/b/c is not a local folder, and cannot be a model of the Hugging Face Hub",
+        "albert/flax": ": neither model.safetensors nor pytorch_model.bin.",
+        "albert/other": "albert/other is not a transformers model: it has no config.json.",
+        "a/b/c": "a/b/c is not a local folder, and not the name of a model on the Hugging",
     }
     opened = open_all(hub, tmp_path, *names, *errors)
     assert [result["name"] for result in opened[: len(names)]] == list(names.values())

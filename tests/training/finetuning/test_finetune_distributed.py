@@ -145,7 +145,7 @@ def test_the_number_of_processes_may_change_amidst_a_run(texts: list[str], tmp_p
     stop = partial(before_step, 4, partial(get_signals, signal.SIGTERM))
     check_ended(together(texts, run, fates={1: stop}), 128 + signal.SIGTERM)
     assert checkpoint_state(run)["step"] == 4
-    assert "resuming from step 4\n" in alone(texts, run).out
+    assert "Resuming from step 4.\n" in alone(texts, run).out
     check_close(run, whole)
 
 

@@ -91,10 +91,8 @@ def test_a_notebook_goes_from_a_frame_to_answers(
     capsys.readouterr()
     again = configure(pandas.DataFrame(ROWS).sample(frac=1, random_state=0), validation=ROWS)
     assert finetune(again).num_steps == 40
-    assert "resuming from step 40" in capsys.readouterr().out
-    message = (
-        r"holds a run with text_classification \"\['table (\w+)'\]\", not \"\['table (?!\1)\w+'\]"
-    )
+    assert "Resuming from step 40" in capsys.readouterr().out
+    message = r"a run with text_classification \"\['table (\w+)'\]\", not \"\['table (?!\1)\w+'\]"
     with pytest.raises(RunError, match=message):
         finetune(configure(frame.head(20), validation=ROWS))
 
@@ -158,7 +156,7 @@ def test_an_interrupted_run_is_saved_and_goes_on(configure: Configure, tmp_path:
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt, match="stopped at step"):
+    with pytest.raises(KeyboardInterrupt, match="Stopped after step"):
         finetune(config)
     record = next((tmp_path / "run/checkpoints").iterdir())
     assert (record / "model.safetensors").is_file()

@@ -132,14 +132,14 @@ def test_the_default_patience_is_that_of_a_run_without_an_end(
 ) -> None:
     selection = plan(task(5), **end).selection
     assert selection is not None
-    assert (selection.figure, selection.patience) == ("f1", patience)
+    assert (selection.metric, selection.patience) == ("f1", patience)
 
 
 def test_the_mean_of_several_classifiers_decides() -> None:
     several = [task(5), task(5, name="text-classification/a", figure="accuracy")]
     selection = plan(*several, steps=1).selection
     assert selection is not None
-    assert selection.figure == HEADS_MEAN
+    assert selection.metric == HEADS_MEAN
     for lowest in ("loss", "mse"):
         with pytest.raises(RunError, match=f"--metric {lowest}: with several classifiers"):
             plan(*several, task(5, figure=lowest), steps=1)
@@ -155,7 +155,7 @@ def test_a_selection_is_known_by_the_content_of_its_texts(tmp_path: Path) -> Non
     def measured(**values: Any) -> str:
         selection = plan(task(5), steps=1, **values).selection
         assert selection is not None
-        return selection.measured
+        return selection.criterion
 
     texts = [{"text_classification": file, "validation": file} for file in files]
     assert measured(**texts[0]) == measured(**texts[1]) != measured(**texts[2])

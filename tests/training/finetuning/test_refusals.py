@@ -55,7 +55,7 @@ def files(
         # the run and its sizes
         ("--steps 1", "nothing to train: give --text-classification"),
         ("TEXTS QUESTIONS --batch-size 1 2 3", "--batch-size 1 2 3: give one number, or one for"),
-        ("TEXTS --initialize-from runs/best", "runs/best is a local path, and there is no such"),
+        ("TEXTS --initialize-from runs/best", "runs/best is a local path, but there is no such"),
         ("TEXTS --initialize-from damaged", "model.safetensors is damaged: it has 0 bytes"),
         ("TEXTS --patience 2 --validation-split 0", "--patience requires --validation"),
         # files

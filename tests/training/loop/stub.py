@@ -97,8 +97,8 @@ class Stub:
         self.in_validation.get(self.num_taken, lambda: None)()
         return None if should_stop() else [self.num_taken]
 
-    def figures(self, answered: Sequence[int]) -> dict[str, float]:
-        return {"accuracy": self.accuracies.get(answered[0], 0.5)}
+    def compute_metrics(self, answers: Sequence[int]) -> dict[str, float]:
+        return {"accuracy": self.accuracies.get(answers[0], 0.5)}
 
 
 def micro_batch(ids_BS: torch.Tensor) -> ExampleBatch:

@@ -33,8 +33,8 @@ run = partial(run_command, main)
 stop = partial(os.kill, os.getpid(), signal.SIGTERM)
 
 
-def selection(patience: int | None = None, measured: str = "accuracy of these") -> BestValidation:
-    return BestValidation(figure="accuracy", measured=measured, patience=patience)
+def selection(patience: int | None = None, criterion: str = "accuracy of these") -> BestValidation:
+    return BestValidation(metric="accuracy", criterion=criterion, patience=patience)
 
 
 def test_a_run_selects_by_one_figure_of_one_set_of_texts(
@@ -51,11 +51,11 @@ def test_a_run_selects_by_one_figure_of_one_set_of_texts(
     held_out = ("--validation", str(texts), "--metric")
     assert run(options, folder, "--steps", "1", *held_out, "loss") == 0
     assert run(options, folder, "--steps", "2", *held_out, "accuracy") == 1
-    assert "the run selects its best checkpoint by loss of " in capsys.readouterr().err
+    assert "The run selects its best checkpoint by loss of " in capsys.readouterr().err
     texts.write_text(labelled.read_text().replace("\t1", "\t0", 1))  # as many bytes
     assert run(options, folder, "--steps", "2", *held_out, "loss") == 1
     error = capsys.readouterr().err
-    assert "error: the run selects its best checkpoint by loss of dev.tsv (content " in error
+    assert "error: The run selects its best checkpoint by loss of dev.tsv (content " in error
     moved.parent.mkdir()
     moved.write_bytes(labelled.read_bytes())
     assert (
@@ -81,7 +81,7 @@ def test_the_best_checkpoint_has_the_best_f1(start: list[str], tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("figure", "values", "best_steps"),
+    ("metric", "values", "best_steps"),
     [
         ("accuracy", [0.5, 0.7, 0.7, 0.6, 0.8], [1, 2, 2, 2, 5]),
         ("loss", [0.5, 0.7, 0.4, 0.4], [1, 1, 3, 3]),
@@ -90,15 +90,15 @@ def test_the_best_checkpoint_has_the_best_f1(start: list[str], tmp_path: Path) -
     ],
 )
 def test_the_first_of_the_best(
-    figure: str, values: list[float], best_steps: list[int | None]
+    metric: str, values: list[float], best_steps: list[int | None]
 ) -> None:
     """And patience is at its end after two validations that are not better."""
-    selected = BestValidation(figure=figure, patience=2)
+    selected = BestValidation(metric=metric, patience=2)
     for step, (value, expected) in enumerate(zip(values, best_steps, strict=True), start=1):
-        is_best = selected.take(step, {figure: value, "other": 9.0})
+        is_best = selected.update(step, {metric: value, "other": 9.0})
         assert selected.best_step == expected
         assert is_best == (expected == step)
-        assert selected.is_over == (step - (expected or 0) >= 2)
+        assert selected.stops_early == (step - (expected or 0) >= 2)
 
 
 def test_patience_ends_a_run_and_a_larger_one_goes_on(tmp_path: Path, capsys: Capture) -> None:
@@ -108,18 +108,18 @@ def test_patience_ends_a_run_and_a_larger_one_goes_on(tmp_path: Path, capsys: Ca
     trained = train(tmp_path, stub, selection=selection(2), **options)
     assert (trained.status, trained.num_steps, trained.best) == (0, 2, tmp_path / "best")
     said = "".join(capsys.readouterr())
-    assert "stopped early at 20.0%: no better validation in 2; a larger --patience goes on" in said
+    assert "Stopped early at 20.0%, after 2 validations without a better one. To cont" in said
     assert "/best: accuracy 0.5000, of the weights before the first step" in said
     assert best_step(tmp_path) == 0
     trained = train(tmp_path, stub, selection=selection(3), **options)
     assert (trained.num_steps, best_step(tmp_path)) == (6, 3)
-    assert "stopped early at 60.0%" in "".join(capsys.readouterr())
+    assert "Stopped early at 60.0%" in "".join(capsys.readouterr())
     train(tmp_path, stub, **options)  # without selection: the best stays
     assert best_step(tmp_path) == 3
     trained = train(tmp_path, stub, selection=selection(9), **options | {"num_steps": 11})
     said = "".join(capsys.readouterr())
-    assert "/best: accuracy 0.7500 at step 3\n" in said
-    assert "stopped early" not in said
+    assert "/best: accuracy 0.7500 at step 3.\n" in said
+    assert "Stopped early" not in said
     assert list(validations(tmp_path, TASK, "accuracy")) == list(range(12))
     with pytest.raises(RunError, match="by accuracy of these, not accuracy of those"):
         train(tmp_path, stub, selection=selection(3, "accuracy of those"), **options)

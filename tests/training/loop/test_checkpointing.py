@@ -62,7 +62,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "truncated": (lambda path: os.truncate(path / "state.pt", 100), "state.pt has changed since"),
     "no hashes": (lambda path: (path / "hashes.json").unlink(), "No such file or directory"),
     "a list": (lambda path: (path / "hashes.json").write_text("[1]"), "list"),
-    "no hash": (lambda path: (path / "hashes.json").write_text("{}"), "does not name state.pt"),
+    "no hash": (lambda path: (path / "hashes.json").write_text("{}"), "does not list state.pt"),
 }
 
 
@@ -93,14 +93,16 @@ def test_the_best_stays_however_old_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over(
+def test_a_damaged_checkpoint_is_ignored(
     tmp_path: Path, damage: Damage, message: str, capsys: Capture
 ) -> None:
     checkpoints = save(tmp_path, 1, 2, 3, keep=3)
     damage(tmp_path / "checkpoints" / "step-00000003")
     assert checkpoints.newest() == tmp_path / "checkpoints" / "step-00000002"
     warning = capsys.readouterr().err
-    assert warning.startswith(f"warning: passed over {tmp_path}/checkpoints/step-00000003: ")
+    assert warning.startswith(
+        f"warning: Ignored the damaged checkpoint {tmp_path}/checkpoints/step-00000003: "
+    )
     assert message in warning
     assert linked_step(tmp_path) == 2
     checkpoints.save(3, write_model, {"step": 3})  # the same step is written anew
@@ -111,14 +113,14 @@ def test_a_damaged_checkpoint_is_passed_over(
 def test_a_step_that_is_saved_anew_is_whole_whenever_it_is_killed(tmp_path: Path) -> None:
     checkpoints = save(tmp_path, 1, keep=1)
     checkpoints.save(1, write_model, {"step": "other"})
-    assert load_state(checkpoints.at(1))["step"] == 1
-    newer = partial_of(checkpoints.at(1))
-    shutil.copytree(checkpoints.at(1), newer.with_suffix(".old"))
-    checkpoints.save(1, write_model, {"step": "anew"}, anew=True)
+    assert load_state(checkpoints.folder_of(1))["step"] == 1
+    newer = partial_of(checkpoints.folder_of(1))
+    shutil.copytree(checkpoints.folder_of(1), newer.with_suffix(".old"))
+    checkpoints.save(1, write_model, {"step": "anew"}, replaces=True)
     assert names(tmp_path) == ["step-00000001"]
-    checkpoints.at(1).rename(newer)  # as a kill between the two renames leaves it
-    assert checkpoints.newest() == checkpoints.at(1)
-    assert load_state(checkpoints.at(1))["step"] == "anew"
+    checkpoints.folder_of(1).rename(newer)  # as a kill between the two renames leaves it
+    assert checkpoints.newest() == checkpoints.folder_of(1)
+    assert load_state(checkpoints.folder_of(1))["step"] == "anew"
     assert names(tmp_path) == ["step-00000001"]
 
 
@@ -143,25 +145,27 @@ def test_the_newest_intact_checkpoint_is_found_after_any_crash(
         if operation == "save":
             save(folder, step, keep=keep)
             is_whole = dict([*is_whole.items(), (step, True)][-keep:])
-            assert names(folder) == [checkpoints.at(each).name for each in is_whole]
+            assert names(folder) == [checkpoints.folder_of(each).name for each in is_whole]
         elif operation == "fail":
             with pytest.raises(RunError):
                 checkpoints.save(step, full_disk, {})
         elif operation == "die":
-            partial_of(checkpoints.at(step)).mkdir(exist_ok=True)
+            partial_of(checkpoints.folder_of(step)).mkdir(exist_ok=True)
         elif operation == "go on" and not any(is_whole.values()):
-            with pytest.raises(RunError, match="is whole; give another --output"):
+            with pytest.raises(RunError, match=r"Every checkpoint .* is damaged"):
                 checkpoints.newest()
         elif operation == "go on":
             newest = max(each for each in is_whole if is_whole[each])
-            assert checkpoints.newest() == checkpoints.at(newest)
-            assert linked_step(folder) == newest == load_state(checkpoints.at(newest))["step"]
+            assert checkpoints.newest() == checkpoints.folder_of(newest)
+            assert (
+                linked_step(folder) == newest == load_state(checkpoints.folder_of(newest))["step"]
+            )
             assert not list(folder.rglob(".step-*"))
             is_whole = {each: whole for each, whole in is_whole.items() if each <= newest}
         else:
             victim = max(is_whole) if operation == "damage" else min(is_whole)
             if is_whole[victim]:
-                flip_a_byte(checkpoints.at(victim))
+                flip_a_byte(checkpoints.folder_of(victim))
             is_whole[victim] = False
 
 
@@ -179,7 +183,8 @@ def test_a_run_is_trained_by_one_command_at_a_time(
     second = run_in_process(tiny_options, folder)
     assert second.status == 1
     assert second.err == (
-        f"error: another process trains the run in {folder}; end it first, or wait for its end\n"
+        f"error: Another process is training the run in {folder}. "
+        "End it, or wait until it has ended.\n"
     )
     assert partial_of(folder / "checkpoints" / "step-00000001").is_dir()
     first.send(signal.SIGKILL)
@@ -243,10 +248,11 @@ def test_a_disk_that_is_full_stops_the_run(
     ended = run_in_process(tiny_options, folder, *OFTEN, fate=fate)
     assert ended.status == 1
     assert re.fullmatch(
-        "error: the checkpoint of step 5 could not be written: "
+        "error: The checkpoint of step 5 could not be written: "
         rf"{folder}/checkpoints/\.step-00000005\.\w+\.partial/model.safetensors cannot be written: "
-        r"Error while serializing: I/O error: File too large \(os error 27\); "
-        f"the last one, {folder}/checkpoints/step-00000004, is whole\n",
+        r"Error while serializing: I/O error: File too large \(os error 27\)\. "
+        "Fix the problem, and repeat the command. "
+        f"The last checkpoint, {folder}/checkpoints/step-00000004, is intact.\n",
         ended.err,
     )
     assert names(folder) == ["step-00000003", "step-00000004"]

@@ -103,7 +103,7 @@ def test_fp16_scales_its_losses(tmp_path: Path) -> None:
     train(tmp_path, precision="fp16", num_steps=10)
     assert scale_of(tmp_path) == (512, 2)
     stub = Stub(spoiled=range(11, 30))
-    with pytest.raises(RunError, match="not finite for 5 steps in a row"):
+    with pytest.raises(RunError, match="not finite in 5 consecutive steps"):
         train(tmp_path, stub, precision="fp16", num_steps=30)
     assert stub.num_taken == 10 + 9 + 5  # the scale was 1 after nine of them
 
@@ -162,8 +162,8 @@ def test_a_run_keeps_the_precision_of_its_record(
     assert capsys.readouterr().err == ""
     record_run(tmp_path, {"precision": "bf16"})
     assert run_precision("auto", tmp_path, World()) == "bf16"
-    assert capsys.readouterr().err == "warning: this CPU emulates bf16, which is very slow\n"
-    with pytest.raises(RunError, match="holds a run with precision 'bf16', not 'fp32'"):
+    assert capsys.readouterr().err == "warning: This CPU emulates bf16, which is very slow.\n"
+    with pytest.raises(RunError, match="contains a run with precision 'bf16', not 'fp32'"):
         run_precision("fp32", tmp_path, World())
     pretend_bf16(monkeypatch, True)
     assert run_precision("bf16", tmp_path, World()) == "bf16"

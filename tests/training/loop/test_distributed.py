@@ -108,7 +108,7 @@ def test_the_number_of_processes_may_change_amidst_a_run(
     ended = run_world(options, run, *more, fates={1: stop_before(5)})
     check_ended(ended, 128 + signal.SIGTERM)
     assert checkpoint_state(run)["step"] == 5
-    assert "resuming from step 5\n" in run_in_process(options, run, *more).out
+    assert "Resuming from step 5.\n" in run_in_process(options, run, *more).out
     check_close(run, whole, weights=3e-5, losses=1e-5)
 
 
@@ -126,7 +126,7 @@ def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
         (run / "checkpoints" / f".step-{number:08}.0123abcd.partial").mkdir()
     ended = run_world(options, run, *more, *OFTEN)
     check_ended(ended)
-    assert "resuming from step 3\n" in ended[0].out
+    assert "Resuming from step 3.\n" in ended[0].out
     assert same_weights(run, whole)
     assert [line["step"] for line in read_metrics(run)] == STEPS
 
@@ -155,8 +155,8 @@ def test_processes_without_a_common_folder_are_refused(
     _, second = run_world(options, tmp_path / "seen", *more, folders={1: tmp_path / "not"})
     assert second.status == 1
     assert second.err == (
-        f"error: process 1 does not see {tmp_path}/not/checkpoints/step-00000008; "
-        "give an --output on a disk that all hosts share\n"
+        f"error: Process 1 cannot find {tmp_path}/not/checkpoints/step-00000008. "
+        "Choose an --output on a disk that all hosts share.\n"
     )
 
 
@@ -191,11 +191,11 @@ def test_a_job_of_torchrun_that_ends_goes_on(
             time.sleep(0.02)
         end(job)
     assert job.returncode != 0
-    assert ("; the same command resumes it\n" in log.read_text()) == (end is stop)
+    assert ("Repeat the command to resume.\n" in log.read_text()) == (end is stop)
     step = checkpoint_state(folder)["step"]
     fates = {0: partial(before_step, step + 2, partial(get_signals, signal.SIGTERM))}
     ended = run_world(long, folder, fates=fates)
     check_ended(ended, 128 + signal.SIGTERM)
-    assert f"resuming from step {step}\n" in ended[0].out
+    assert f"Resuming from step {step}.\n" in ended[0].out
     check_ended(run_world(long, tmp_path / "whole", fates=fates), 128 + signal.SIGTERM)
     assert same_weights(folder, tmp_path / "whole")

@@ -42,7 +42,7 @@ from tests.training.support import (
 )
 from training.errors import RunError
 from training.loop.metrics import MetricsWriter, describe
-from training.loop.progress import Progress, is_known_run
+from training.loop.progress import Progress, contains_run
 from training.loop.step import Mixture
 from training.model.checkpoint import read_weights
 from training.model.provenance import read_stages
@@ -74,7 +74,7 @@ def test_a_killed_run_ends_with_the_same_weights(
         assert ended.status == -signal.SIGKILL
     ended = run_in_process(tiny_options, folder, *saving)
     assert ended.status == 0
-    assert f"resuming from step {7 if saving is OFTEN else 0}\n" in ended.out
+    assert f"Resuming from step {7 if saving is OFTEN else 0}.\n" in ended.out
     check_same(folder, tiny)
 
 
@@ -97,8 +97,8 @@ def test_a_worker_that_dies_ends_the_run_in_one_line(
     options = [*tiny_options, "--workers", "1", *OFTEN]
     ended = run_in_process(options, tmp_path / "run", fate=partial(before_step, 3, kill_workers))
     assert ended.status == 1
-    assert ended.err.startswith("error: a process that makes batches has ended: DataLoader worker")
-    assert ended.err.endswith("; the same command resumes from the last checkpoint\n")
+    assert ended.err.startswith("error: A process that makes batches has ended: DataLoader worker")
+    assert ended.err.endswith(". Repeat the command to resume from the last checkpoint.\n")
     assert run_in_process(options, tmp_path / "run").status == 0
     check_same(tmp_path / "run", tiny)
 
@@ -171,14 +171,14 @@ def test_a_signal_ends_the_run_after_its_step(
 ) -> None:
     stub = Stub(before={3: partial(os.kill, os.getpid(), number)})
     if number == signal.SIGINT:
-        with pytest.raises(KeyboardInterrupt, match="stopped at step 3, which is saved"):
+        with pytest.raises(KeyboardInterrupt, match="Stopped after step 3, which is saved"):
             train(tmp_path, stub)
     else:
         assert train(tmp_path, stub).status == 128 + number
-    assert "stopped at 37.5%; the same command resumes it\n" in "".join(capsys.readouterr())
+    assert "Stopped at 37.5%. Repeat the command to resume.\n" in "".join(capsys.readouterr())
     assert steps_saved(tmp_path) == [0, 3]
     assert train(tmp_path).status == 0
-    assert "resuming from step 3\n" in capsys.readouterr().out
+    assert "Resuming from step 3.\n" in capsys.readouterr().out
     check_same(tmp_path, whole)
 
 
@@ -213,7 +213,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_not_saved(
     ended = train(tmp_path / "run", replace(stub, before={}), save_every=0, validate_every=1)
     assert ended.status == 0
     said = "".join(capsys.readouterr())
-    assert said.count(" left out: its gradient is not finite\n") == 4
+    assert said.count(": its gradient is not finite.\n") == 4
     assert steps_saved(tmp_path / "run") == [0, 1, 2, 3, 7, 8]
     lines = [line for line in read_metrics(tmp_path / "run") if "lr_factor" in line]
     assert [line["step"] for line in lines] == STEPS
@@ -223,7 +223,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_not_saved(
 
 
 def test_a_gradient_that_stays_not_finite_ends_the_run(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="not finite for 5 steps in a row; start a new run"):
+    with pytest.raises(RunError, match=r"not finite in 5 consecutive steps. Start a new run"):
         train(tmp_path, Stub(spoiled=(1, *range(4, 9))), save_every=0)
     assert steps_saved(tmp_path) == [0, 2, 3]
     assert not same_weights(tmp_path, whole)  # its first step was skipped
@@ -273,22 +273,22 @@ def test_a_checkpoint_of_another_run_is_rejected(
     with pytest.raises(RunError, match=r"other options: its model has no albert.*groups\.1\."):
         train(tmp_path, config=replace(CONFIG, sharing="none", num_layers=2))
     monkeypatch.setattr("training.loop.step._STATE_VERSION", 3)
-    with pytest.raises(RunError, match="version"):
+    with pytest.raises(RunError, match="Another version"):
         train(tmp_path, config=replace(CONFIG, sharing="none"))
 
 
 def test_a_folder_of_another_run_is_rejected(tmp_path: Path) -> None:
     """Settings of the end may change, and those that the record lacks."""
     record = {"seed": 1, "steps": 8, "data": {"files": ["a"], "columns": None}}
-    assert not is_known_run(tmp_path, record)
+    assert not contains_run(tmp_path, record)
     (tmp_path / "run.json").write_text(json.dumps(record))
-    assert is_known_run(tmp_path, {**record, "steps": 9, "added": True})
+    assert contains_run(tmp_path, {**record, "steps": 9, "added": True})
     other = {"seed": 2, "data": {"files": ["b"], "columns": None}}
     with pytest.raises(RunError, match=r"seed 1, not 2; files \['a'\], not \['b'\]\. "):
-        is_known_run(tmp_path, other)
+        contains_run(tmp_path, other)
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(RunError, match=r"run\.json is not JSON: "):
-        is_known_run(tmp_path, other)
+        contains_run(tmp_path, other)
 
 
 def events(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -92,17 +92,17 @@ def test_fresh_weights_are_as_the_original_s() -> None:
 
 def test_a_sequence_longer_than_the_positions() -> None:
     batch = ModelInputs(ids=torch.ones(1, 17, dtype=torch.long), types=torch.zeros(1, 17).long())
-    with pytest.raises(ValueError, match="sequences of 17 tokens; the model has 16 positions"):
+    with pytest.raises(ValueError, match="17 tokens, more than the model's 16 positions"):
         our_model(TINY, ())(batch)
 
 
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        ({"chat": 2}, "no task 'chat'; there are fill-mask,"),
-        ({"fill-mask": 49}, "fill-mask has 49 outputs; it needs 50"),
-        ({"text-classification": 0}, "text-classification has 0 outputs; it needs at least 1"),
-        ({"text-classification": 2, "multiple-choice": 1}, "under one name"),
+        ({"chat": 2}, "'chat' is not a task. Choose one of fill-mask,"),
+        ({"fill-mask": 49}, "fill-mask has 49 outputs. It must have 50"),
+        ({"text-classification": 0}, "text-classification has 0 outputs. It must have at least 1"),
+        ({"text-classification": 2, "multiple-choice": 1}, "the same name for their weights"),
     ],
 )
 def test_heads_that_cannot_be(tasks: Any, message: str) -> None:

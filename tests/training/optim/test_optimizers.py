@@ -118,7 +118,7 @@ def test_a_model_steps_as_the_original_which_leaves_out_by_name(sharing: Sharing
     optimizers = build_optimizers(
         model, OptimizerSettings(optimizer="lamb", lr=0.02, pooled_factor=1.0, weight_decay=0.01)
     )
-    assert optimizers.figures() == {}
+    assert optimizers.metrics() == {}
     for step in range(3):
         original.ratios.clear()
         for number, (name, p) in enumerate(weights.items()):
@@ -127,7 +127,7 @@ def test_a_model_steps_as_the_original_which_leaves_out_by_name(sharing: Sharing
                 expected[name] = original.next_param(name, expected[name], as_array(p.grad))
         optimizers.step(1.0)
         mean_ratio = pytest.approx(np.mean(original.ratios))
-        assert optimizers.figures() == {"trust_ratio": mean_ratio}
+        assert optimizers.metrics() == {"trust_ratio": mean_ratio}
     for name, p in weights.items():
         np.testing.assert_allclose(as_array(p), expected[name], rtol=1e-9, err_msg=name)
 
@@ -168,7 +168,7 @@ def test_warm_up_constant_decay() -> None:
     assert [Schedule().factor(each) for each in (0.015, 0.7, 0.775)] == pytest.approx([0.5, 1, 0.5])
     Schedule(warmup=0.5, decay=0.5)
     Schedule(kind="linear", warmup=0.5, decay=0.6)  # which has no such decay
-    with pytest.raises(OptimizerError, match="together they may be 1 at most"):
+    with pytest.raises(OptimizerError, match="whose sum is at most 1"):
         Schedule(warmup=0.5, decay=0.51)
 
 
@@ -266,7 +266,7 @@ def test_a_state_of_another_optimizer_is_refused(
 ) -> None:
     state = build_optimizers(model, OptimizerSettings(optimizer=other)).state_dict()
     optimizers = build_optimizers(model, OptimizerSettings(optimizer=name))
-    with pytest.raises(OptimizerError, match="of the run"):
+    with pytest.raises(OptimizerError, match="Resume it with the same optimizer"):
         optimizers.load_state_dict(state)
 
 

@@ -290,7 +290,7 @@ def test_another_run_s_folder_is_rejected_and_unchanged(
         (["--corpus", str(SQUAD)], "corpus [['easy.txt', "),
     ):
         assert run(pretrain_options, pretrained, *changes) == 1
-        assert f"error: {pretrained} holds a run with {message}" in capsys.readouterr().err
+        assert f"error: {pretrained} contains a run with {message}" in capsys.readouterr().err
     assert {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")} == before
 
 

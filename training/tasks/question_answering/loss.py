@@ -106,7 +106,7 @@ def _validation(
             task=TASK,
             items=lay_questions(task, questions, parameters),
             predict=answer_items,
-            figures=validation_figures,
+            compute_metrics=validation_figures,
         )
     return Validation(
         batches=validation_batches(TASK, windows, row_length=setup.row_length),

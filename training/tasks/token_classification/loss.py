@@ -66,7 +66,7 @@ def read_tokens(config: TokenConfig, setup: TrainingSetup, batch_size: int) -> T
         task=TOKENS,
         items=list(entity_items(texts.get(VALIDATION, ()), tokenizer, names, length=longest)),
         predict=predict_entities,
-        figures=validation_figures,
+        compute_metrics=validation_figures,
     )
     return TrainingTask(
         name=TOKENS,
