@@ -108,7 +108,7 @@ def token_checkpoint_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session")
 def token_bundle(token_checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """That as a bundle."""
+    """The bundle of the model for token classification."""
     target = tmp_path_factory.mktemp("token-bundles") / "tokens"
     return export_bundle(token_checkpoint_dir, target).bundle.folder
 
@@ -117,7 +117,7 @@ def token_bundle(token_checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFa
 def token_service(
     token_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Running]:
-    """A running service of its bundle."""
+    """A running service of the bundle for token classification."""
     with served(token_bundle, tmp_path_factory.mktemp("token-service")) as started:
         yield started
 

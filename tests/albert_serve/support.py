@@ -43,7 +43,7 @@ NUM_CALLERS = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Running:
-    """A service process and where it answers."""
+    """A service process and its URL."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -68,7 +68,7 @@ def service_environment(bundle_dir: Path, home: Path) -> dict[str, str]:
 
 
 def before_each_program(folder: Path, code: str) -> dict[str, str]:
-    """Variables by which Python runs code before a program, and before those that it starts."""
+    """Variables that make Python run code before a program and its child processes."""
     (folder / "sitecustomize.py").write_text(code)
     return {"PYTHONPATH": f"{folder}:{ROOT}"}
 
@@ -120,7 +120,7 @@ def served(
     command: tuple[str, ...] = ("bentoml", "serve", SERVICE),
     **settings: str,
 ) -> Iterator[Running]:
-    """Serve a bundle from a folder. Settings are those of `ALBERT_SERVE_`, by the rest."""
+    """Serve a bundle from a folder; settings have their names without `ALBERT_SERVE_`."""
     variables = {f"ALBERT_SERVE_{name}": value for name, value in settings.items()}
     environment = service_environment(bundle_dir, folder / "home") | variables
     with running_service(environment, folder, command) as running:
@@ -157,7 +157,7 @@ def wait_until_logged(running: Running, text: str) -> None:
 
 @contextlib.contextmanager
 def under_load(running: Running) -> Iterator[Counter[object]]:
-    """While four callers ask all the time; what came of it, by status or error."""
+    """Keep four callers busy; yields the counts of their replies by status or error."""
     seen: Counter[object] = Counter()
     is_over = threading.Event()
     body = {"inputs": "The [MASK] run."}
@@ -183,7 +183,7 @@ def under_load(running: Running) -> Iterator[Counter[object]]:
 
 @contextlib.contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """What is freed here has no cycle of references."""
+    """Disable garbage collection, so that only objects without cycles are freed."""
     gc.collect()
     gc.disable()
     try:
@@ -221,7 +221,7 @@ def copy_with(bundle_dir: Path, folder: Path, name: str, content: bytes) -> Path
 
 
 class TorchEngine:
-    """Runs inputs one by one, unpadded: the numbers that any other engine should give."""
+    """Runs inputs separately and unpadded, as the reference of other engines."""
 
     def __init__(self, model: AlbertForTasks, max_batch_tokens: int = 512) -> None:
         self.model = model.eval()

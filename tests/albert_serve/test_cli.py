@@ -1,4 +1,4 @@
-"""The command line: its output, its errors, and what it imports."""
+"""The command line: output, errors and imports."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_an_address_that_cannot_be_had_is_one_line(failing_to_serve: Callable[..
 
 
 def test_a_user_without_a_home_can_serve(bundle_dir: Path, tmp_path: Path) -> None:
-    """As in a container whose user id has no entry in passwd."""
+    """A container may use a user id without an entry in passwd."""
     environment = service_environment(bundle_dir, tmp_path)
     environment |= before_each_program(tmp_path, "import pwd; pwd.getpwuid = {}.__getitem__")
     for variable in ("HOME", "BENTOML_HOME", "XDG_CACHE_HOME"):
@@ -216,7 +216,7 @@ SERVING_STACK = {"numpy", "tokenizers", "onnxruntime", "bentoml"}
 
 
 def imported_by(*modules: str) -> set[str]:
-    """The top-level packages that a fresh interpreter holds after importing these modules."""
+    """The top-level packages in a fresh interpreter after importing these modules."""
     code = (
         f"import sys, json; import {', '.join(modules)}; "
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"

@@ -1,4 +1,4 @@
-"""Sizes and parameters against the paper and transformers, and what is refused."""
+"""Sizes and parameters against the paper and transformers, and invalid values."""
 
 from __future__ import annotations
 

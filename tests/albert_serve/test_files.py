@@ -41,7 +41,7 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(
 def test_all_content_is_on_disk_before_the_folder_is_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a crash, the name stands for the whole content or for none."""
+    """After a crash, the folder has all of its content, or does not exist."""
     synced: list[str] = []
 
     def note(descriptor: int) -> None:

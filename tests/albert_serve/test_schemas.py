@@ -1,4 +1,4 @@
-"""The wire contract: valid requests, and the messages about invalid ones."""
+"""The wire contract: valid requests, and messages about invalid requests."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_a_damaged_safetensors_file_is_rejected(
 
 
 def test_a_header_gives_the_location_of_each_tensor(tmp_path: Path) -> None:
-    """Of a head of sentence order with more outputs, the first two."""
+    """Only the first two outputs of a sentence-order head are used."""
     order = "sop_classifier.classifier.weight"
     values: dict[str, NDArray[Any]] = {
         "a": np.arange(6, dtype="<f4").reshape(2, 3),

@@ -139,7 +139,7 @@ def test_the_cache_answers_without_a_connection(hub: Hub, tmp_path: Path) -> Non
         (snapshot / "encoder.onnx").unlink()
     half = run(hub, tmp_path, "info", "us/whole", HF_HUB_OFFLINE="1")
     assert "HF_HUB_OFFLINE forbids a download" in error_of(half)
-    # The Hub's own cache can be removed: the links hold the content.
+    # The Hub's own cache can be removed, because the links keep the content.
     shutil.rmtree(tmp_path / "hf")
     assert Bundle.open(folders(tmp_path / "cache")[0])
 

@@ -1,4 +1,4 @@
-"""The files by which `sentence-transformers` knows the form of a sentence's vector."""
+"""The form of embeddings in the files of `sentence-transformers`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BentoML's model store: importing bundles, finding them by tag, serving them, and what fails."""
+"""BentoML's model store: importing bundles, finding and serving them by tag, and errors."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_metrics_have_names_for_people(key: str, name: str) -> None:
     ],
 )
 def test_texts_have_the_length_of_the_last_training(head: str, length: int) -> None:
-    """Without one, all positions."""
+    """Without training, a text may have all positions."""
     settings = {"length": "64", "embeddings": ["pairs.csv"]}
     stages: list[object] = [
         {"tasks": ["text-classification"], "settings": settings},

@@ -1,4 +1,4 @@
-"""What holds of every task: errors by reason, limits of cost, truncation, damaged logits."""
+"""All tasks: errors by reason, limits of cost, truncation, damaged logits."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_the_memory_of_an_answer_is_estimated(
 def test_the_work_of_a_question_has_limits(
     context: str, parameters: dict[str, Any], message: str, task_setup: TaskSetup
 ) -> None:
-    """At most 16 windows read a token, and 2**24 spans are compared."""
+    """Windows read a token at most 16 times; at most 2**24 spans are compared."""
     at_limit, over = ({"question": "a", "context": text} for text in (context, f"{context}a"))
     assert prepare(task_setup, "question-answering", at_limit, **parameters)
     with pytest.raises(InvalidInputError, match=message):

@@ -1,5 +1,5 @@
 """Question answering: against a brute force over all spans with `transformers`' logits of one
-window, and the properties that hold over many windows."""
+window, and properties of many windows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ask(context: str, question: str = QUESTION) -> QuestionContext:
 def brute_force(
     oracle: tuple[Any, Any], question: str, context: str, max_answer_len: int
 ) -> tuple[dict[tuple[int, int], float], float]:
-    """The weight of every range of characters, and that of no answer: exponentials of logits.
+    """The weights of each range of characters and of no answer: exponentials of logits.
 
     A "▁" alone has the characters of the next token, so that a range may be several spans.
     """

@@ -1,4 +1,4 @@
-"""Token classification against the pipeline of `transformers`, and what it does otherwise."""
+"""Token classification against the pipeline of `transformers`, and the differences."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_entities_are_those_of_transformers(
 def test_a_long_text_is_read_to_its_end_and_no_entity_is_double(
     task: TokenClassification, tokens_engine: TorchEngine
 ) -> None:
-    """Each token once, and in windows that share a half as well as in those that share less."""
+    """Each token is returned once, whatever part of a window is shared."""
     text = " ".join(texts_of(PLAIN, 200))
     num_windows = []
     for stride in (None, 0, 62, 63):

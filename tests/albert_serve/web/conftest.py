@@ -57,7 +57,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def site(service: Running) -> str:
-    """Where a running service shows the page."""
+    """The URL of the page of a running service."""
     return f"{service.url}/"
 
 
@@ -81,7 +81,7 @@ def watch(page: Page, url: str, faults: list[str]) -> None:
 def open_page(browser: Browser, site: str) -> Iterator[OpenPage]:
     """Opens the page at a task, and waits for its first answer; fails if it misbehaves meanwhile.
 
-    Options are those of a browser's context; by default nothing on the page glides.
+    Options are a browser context's; by default, nothing on the page glides.
     """
     contexts: list[BrowserContext] = []
     faults: list[str] = []

@@ -35,7 +35,7 @@ def test_the_page_allows_nothing_from_elsewhere_and_nothing_inline(http: TestCli
 
 
 def loaded_by(text: str) -> set[str]:
-    """The files that a page or a module names, and those that these name."""
+    """The files that a page or a module loads, directly or indirectly."""
     names = set(re.findall(r'(?:href|src)="web/(.+?)"|from \'\./(.+?)\'', text))
     found = {page or module for page, module in names}
     return found.union(*(loaded_by((FOLDER / name).read_text()) for name in found))

@@ -34,7 +34,7 @@ def percent(share: float) -> str:
 
 
 def assert_bars(bars: Locator, expected: list[tuple[str, float]]) -> None:
-    """The labels and figures are these, and each bar is as long as its figure says."""
+    """Check the labels, the values and the lengths of the bars."""
     expect(bars.locator(".bar-label:visible")).to_have_text([label or "␣" for label, _ in expected])
     expect(bars.locator(".bar-value:visible")).to_have_text(
         [percent(score) for _, score in expected]
