@@ -39,8 +39,8 @@ from training.tasks.embeddings.files import SimilarTexts, read_similar
 from training.tasks.embeddings.metrics import (
     Embed,
     Embedder,
-    retrieval_figures,
-    similarity_figures,
+    retrieval_metrics,
+    similarity_metrics,
 )
 from training.tasks.question_answering.files import read_squad
 
@@ -81,10 +81,10 @@ def _cells(open_for: Callable[[Sequence[str]], Embed], data: _Data) -> Iterator[
     """
     for pairs in data.similarity.values():
         embed = open_for([text for pair in pairs for text in pair.texts])
-        yield f"{100 * similarity_figures(pairs, embed)['embeddings_spearman']:.2f}"
+        yield f"{100 * similarity_metrics(pairs, embed)['embeddings_spearman']:.2f}"
     if data.retrieval:
         embed = open_for(list({pair.texts[1] for pair in data.retrieval}))
-        yield f"{100 * retrieval_figures(data.retrieval, embed)['embeddings_recall_at_1']:.2f}"
+        yield f"{100 * retrieval_metrics(data.retrieval, embed)['embeddings_recall_at_1']:.2f}"
 
 
 def open_model(folder: Path, num_threads: int) -> Embed:
@@ -128,7 +128,7 @@ def _read(options: argparse.Namespace) -> _Data:
         similarity["SICK"] = read_similar([options.sick], delimiter="\t")
     questions = read_squad([options.squad]) if options.squad is not None else ()
     retrieval = [
-        SimilarTexts(texts=(item.question, item.context), score=None, place=item.place)
+        SimilarTexts(texts=(item.question, item.context), score=None, location=item.location)
         for item in questions
     ]
     if not (similarity or retrieval):

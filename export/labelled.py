@@ -26,18 +26,18 @@ from training.glue.tasks import Metric
 from training.model.checkpoint import read_config
 from training.model.heads import Task
 from training.options.labelled import LabelledTexts
-from training.tasks.metrics import metric_figures, predictions_of
+from training.tasks.metrics import compute_metrics, predictions_of
 from training.tasks.question_answering.files import read_squad
 from training.tasks.question_answering.metrics import (
     answer_items,
-    lay_questions,
+    prepare_questions,
     question_parameters,
     score_answers,
 )
 from training.tasks.token_classification.files import read_tagged
 from training.tasks.token_classification.metrics import (
-    entity_figures,
     entity_items,
+    entity_metrics,
     predict_entities,
 )
 
@@ -132,7 +132,7 @@ def _score_texts(logits_NK: NDArray[Any], targets_N: NDArray[Any], metric: Metri
     several = targets_N.ndim > 1
     errors = np.abs(predictions_of(logits_NK, several=several) - targets_N)
     scores = -errors if metric == "pearson" else 1 - errors.reshape(len(errors), -1).any(-1)
-    value = metric_figures((metric,), logits_NK, targets_N)[metric]
+    value = compute_metrics((metric,), logits_NK, targets_N)[metric]
     return Scored(0.0 if math.isnan(value) else 100 * value, scores.tolist())
 
 
@@ -142,7 +142,7 @@ def _read_questions(
     positions = source.config.max_positions
     task = QuestionAnswering(tokenizer=tokenizer, max_positions=positions)
     parameters = question_parameters(positions, may_be_empty=True)
-    items = lay_questions(task, read_squad(config.question_answering), parameters)
+    items = prepare_questions(task, read_squad(config.question_answering), parameters)
     threshold = source.heads["question-answering"].null_score_diff_threshold or 0.0
 
     def measure(runner: Runner) -> Scored:
@@ -161,7 +161,7 @@ def _read_entities(
 
     def measure(runner: Runner) -> Scored:
         answered = predict_entities(runner, items)
-        total, _ = entity_figures(answered)
+        total, _ = entity_metrics(answered)
         # The entities of a text that are missed or wrong.
         return Scored(100 * total["f1"], [-float(len(ours ^ right)) for ours, right in answered])
 

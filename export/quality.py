@@ -201,7 +201,7 @@ def _text_items(
             masked = list(range(1, len(encoded.ids), _MASK_EVERY))
             ids = [tokenizer.mask_id if i in masked else id_ for i, id_ in enumerate(encoded.ids)]
             encoded = replace(encoded, ids=ids, rows=masked)
-        items.append(EngineItem(inputs=[encoded], read=partial(_probabilities, head, entry)))
+        items.append(EngineItem(inputs=[encoded], decode=partial(_probabilities, head, entry)))
     return items
 
 

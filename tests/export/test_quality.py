@@ -34,7 +34,7 @@ from training.tasks.classification.files import labelled_examples
 from training.tasks.classification.metrics import classify
 from training.tasks.engine import TorchEngine
 from training.tasks.question_answering.files import read_squad
-from training.tasks.question_answering.metrics import answer_questions, question_figures
+from training.tasks.question_answering.metrics import answer_questions, question_metrics
 
 pytestmark = pytest.mark.process
 
@@ -182,7 +182,7 @@ def test_in_fp32_all_labelled_data_has_the_metrics_of_evaluate(
     assert quality.torch == pytest.approx(100 * predicted["text_classification_accuracy"])
     assert (quality.count, quality.data) == (40, ["dev.tsv"])
     assert "1 of 40 texts were truncated" in capsys.readouterr().err
-    figures = question_figures(answer_questions(model, tokenizer, read_squad([SQUAD])), 0.0)
+    figures = question_metrics(answer_questions(model, tokenizer, read_squad([SQUAD])), 0.0)
     f1 = compared.quality["question-answering"].torch
     assert f1 == pytest.approx(figures["question_answering_f1"])
     assert f1 > 0

@@ -37,9 +37,9 @@ from training.options.labelled import LabelledTexts
 from training.system.precision import precision
 from training.tasks.classification.files import read_test
 from training.tasks.classification.metrics import PREFIX as TEXT_PREFIX
-from training.tasks.classification.metrics import TextPredictions, head_figure
+from training.tasks.classification.metrics import TextPredictions, head_metric_name
 from training.tasks.embeddings.files import SimilarTexts, TextKind, read_similar
-from training.tasks.embeddings.metrics import Embedder, retrieval_figures, similarity_figures
+from training.tasks.embeddings.metrics import Embedder, retrieval_metrics, similarity_metrics
 from training.tasks.engine import TorchEngine
 from training.tasks.multiple_choice.files import read_choices
 from training.tasks.multiple_choice.metrics import PREFIX as CHOICE_PREFIX
@@ -52,7 +52,7 @@ from training.tasks.question_answering.metrics import (
     answer_questions,
     describe_threshold,
     may_be_empty,
-    question_figures,
+    question_metrics,
     question_parameters,
 )
 from training.tasks.token_classification.files import read_tagged
@@ -186,11 +186,11 @@ def _embedding_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any
     embed = Embedder(runner=engine, setup=setup, truncation=config.truncation)
     figures: dict[str, Any] = {}
     if config.similarity:
-        figures |= similarity_figures(
+        figures |= similarity_metrics(
             _read_pairs(config, config.similarity, ["scored pairs"]), embed
         )
     if config.retrieval:
-        figures |= retrieval_figures(
+        figures |= retrieval_metrics(
             _read_pairs(config, config.retrieval, ["pairs", "triplets"]), embed
         )
     opened.note_truncated(embed.num_truncated, embed.num_texts, embed.max_length)
@@ -205,7 +205,7 @@ def _read_pairs(
     )
     if pairs[0].kind not in kinds:
         raise EvaluationError(
-            f"{pairs[0].place} has {pairs[0].kind}, not {' or '.join(kinds)} "
+            f"{pairs[0].location} has {pairs[0].kind}, not {' or '.join(kinds)} "
             "(--embedding-columns names the columns)"
         )
     return pairs
@@ -248,7 +248,7 @@ def _text_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
         own_figures = task_figures(held_out.task, splits)
         own_figures |= _data(TEXT_PREFIX, texts.text_classification)
         if name := name_of(head):
-            own_figures = {head_figure(name, key): value for key, value in own_figures.items()}
+            own_figures = {head_metric_name(name, key): value for key, value in own_figures.items()}
         figures |= own_figures
     return figures
 
@@ -307,7 +307,7 @@ def _answer(config: EvaluateConfig, opened: _Opened) -> list[AnsweredQuestion]:
 def _question_figures(
     config: EvaluateConfig, answered: Sequence[AnsweredQuestion], model: AlbertForTasks
 ) -> dict[str, Any]:
-    figures: dict[str, Any] = question_figures(answered, config.null_score_diff_threshold)
+    figures: dict[str, Any] = question_metrics(answered, config.null_score_diff_threshold)
     best = figures.get(BEST_F1_THRESHOLD)
     if best is not None and (warning := describe_threshold(answered, best)):
         print(f"warning: {warning}", file=sys.stderr)

@@ -143,14 +143,14 @@ def _validating(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> _Valid
         batches=[batch for validation in validations for batch in validation.batches],
         tasks=tuple(task.name for task in classifiers),
         metrics={task.name: task.metrics.figures for task in classifiers},
-        selecting_metrics={task.name: task.figure for task in classifiers},
+        selecting_metrics={task.name: task.metric for task in classifiers},
     )
     return _Validating(together, selection)
 
 
 def _selection_of(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> BestValidation:
     """Return the selection of the best validation; of several classifiers by their mean."""
-    figures = [task.figure for task in tasks]
+    figures = [task.metric for task in tasks]
     figure = figures[0]
     if len(tasks) > 1:
         if lowest := [name for name in figures if name in LOWER_IS_BETTER]:

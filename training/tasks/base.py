@@ -1,4 +1,4 @@
-"""Parts of every training task: what a run gives it, what it gives the run, and held-out data."""
+"""Parts of every training task: its interface to a run, and the selection of held-out texts."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from training.model.heads import Task
 # The splits of labelled data.
 TRAINING: Final = "training"
 VALIDATION: Final = "validation"
-# The fewest texts of which some are held out, and the most that are.
-_MIN_DIVIDED: Final = 50
+# Fewer texts are all used for training.
+_MIN_TEXTS_TO_DIVIDE: Final = 50
+# Validation of more texts takes too long.
 _MAX_HELD_OUT: Final = 2000
 _SPLIT_SEED: Final = 0
-# Examples of a batch of validation.
-_VALIDATED_TOGETHER: Final = 64
+_VALIDATION_BATCH_SIZE: Final = 64
 _Text = TypeVar("_Text")
 _Example = TypeVar("_Example")
 
 
 class LongTexts(NamedTuple):
-    """The number of texts that are over --length tokens, and of all texts."""
+    """The number of texts of more than --length tokens, and of all texts."""
 
     num_long: int
     num_texts: int
@@ -47,15 +47,15 @@ _NO_TEXTS: Final = LongTexts(0, 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSetup:
-    """The parts of a run that its tasks read their data for.
+    """The properties of a run that its tasks need to read their data.
 
     Attributes:
-        architecture: sizes of the model.
+        architecture: configuration of the model.
         length: maximum tokens of a sequence.
         truncation: whether longer texts are truncated; otherwise they are an error.
-        micro_batch_size: maximum number of examples of a micro-batch; None for one micro-batch a
+        micro_batch_size: maximum number of examples of a micro-batch; None for one micro-batch per
             process.
-        compiles: whether the model and its losses are compiled.
+        compiles: whether to compile the model and its losses.
     """
 
     tokenizer: AlbertTokenizer
@@ -69,7 +69,7 @@ class TrainingSetup:
 
     @property
     def row_length(self) -> int:
-        """The least tokens of the rows of held-out examples."""
+        """Minimum tokens of the rows of held-out examples."""
         return min(self.length, self.architecture.max_positions)
 
     @property
@@ -83,13 +83,13 @@ class TrainingSetup:
         )
 
     def compiled(self, logits: LogitsFunction) -> LogitsFunction:
-        """Return a model's pass over a batch, compiled or not."""
+        """Compile a model's forward pass if the run compiles."""
         return compile_logits(logits) if self.compiles else logits
 
     def stream(
         self, task: Task, examples: Sequence[TokenisedExample], batch_size: int
     ) -> ExampleStream[TokenisedExample]:
-        """Return the task stream of examples, packed into rows of the length that costs least."""
+        """Return the task stream of examples, packed into rows of the cheapest length."""
         return example_stream(
             task,
             examples,
@@ -104,56 +104,56 @@ class TrainingSetup:
         texts: Mapping[str, Sequence[_Text]],
         make: Callable[..., tuple[Sequence[_Example], int]],
     ) -> tuple[dict[str, Sequence[_Example]], LongTexts]:
-        """Tokenise the texts of each split, and truncate those over `length` tokens.
+        """Tokenise the texts of each split, and truncate texts of more than `length` tokens.
 
         Args:
-            make: `labelled_examples` or `choice_examples`.
+            make: function that makes examples of texts, such as `labelled_examples`.
 
         Returns:
-            The examples of each split, and how many were truncated.
+            Examples by split, and the number of truncated texts.
         """
         errors: list[str] = []
         examples: dict[str, Sequence[_Example]] = {}
         num_long = 0
-        for split, its in texts.items():
+        for split, split_texts in texts.items():
             with collecting(errors):
-                examples[split], number = make(
-                    its, self.tokenizer, length=self.length, truncation=self.truncation
+                examples[split], num_truncated = make(
+                    split_texts, self.tokenizer, length=self.length, truncation=self.truncation
                 )
-                num_long += number
+                num_long += num_truncated
         raise_listed(errors)
         return examples, LongTexts(num_long, sum(map(len, texts.values())))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingTask:
-    """A task of a run, whose data is read.
+    """A training task of a run, with its data in memory.
 
     Attributes:
-        losses: the loss function of each of the streams' micro-batches, by their names.
-        validation: on held-out data; None without any.
-        figure: of validation, that decides which checkpoint is best.
-        labels: the keys of `config.json` that name the outputs of the task's head; None if they
+        losses: loss functions by the task names of the streams' micro-batches.
+        validation: measurement on held-out data; None without held-out data.
+        metric: validation metric that selects the best checkpoint.
+        labels: keys of `config.json` that name the outputs of the task's head; None if the outputs
             have no names.
-        long_texts: those of training and validation.
+        long_texts: counts over the texts of training and validation.
     """
 
     name: Task
     streams: Sequence[TaskStream]
     losses: Mapping[str, LossFunction]
     validation: Validation | None = None
-    figure: str = "loss"
+    metric: str = "loss"
     labels: Mapping[str, Any] | None = None
     long_texts: LongTexts = _NO_TEXTS
 
     @property
     def heads(self) -> list[Task]:
-        """The heads of the model that it trains."""
+        """The heads of the model that the task trains."""
         return [head for stream in self.streams for head in stream.tasks]
 
 
 class _Divisible(Protocol):
-    """A text that is trained on or held out."""
+    """A text for training or validation."""
 
     @property
     def text(self) -> str: ...
@@ -168,11 +168,11 @@ class _Divisible(Protocol):
 _DivisibleT = TypeVar("_DivisibleT", bound=_Divisible)
 
 
-def hold_out(texts: Sequence[_DivisibleT], part: float) -> dict[str, list[_DivisibleT]]:
-    """Divide texts into training and validation, the same in each run.
+def hold_out(texts: Sequence[_DivisibleT], fraction: float) -> dict[str, list[_DivisibleT]]:
+    """Divide texts into training and validation, in every run the same way.
 
-    Each label has the same part of both, and of a regression each range of scores; a label of a
-    single text stays in training. Equal texts are on one side.
+    The fraction is the same for every label, or for every range of scores of a regression. If a
+    label has only one text, the text is for training. Equal texts are in the same split.
     """
     copies: dict[tuple[str, str | None], list[int]] = {}
     for index, text in enumerate(texts):
@@ -181,20 +181,21 @@ def hold_out(texts: Sequence[_DivisibleT], part: float) -> dict[str, list[_Divis
     groups = list(copies.values())
     if num_copies := len(texts) - len(groups):
         print(
-            f"{num_copies:,} of {len(texts):,} texts equal another one; equal texts stay together"
+            f"{num_copies:,} of {len(texts):,} texts are equal to another text. "
+            "Equal texts are in the same split."
         )
-    if len(groups) < _MIN_DIVIDED:
-        print(f"{len(groups):,} texts are too few to hold some out; there is no validation")
+    if len(groups) < _MIN_TEXTS_TO_DIVIDE:
+        print(f"{len(groups):,} texts are too few for validation. All are used for training.")
         return {TRAINING: list(texts)}
     labels = [texts[group[0]].label for group in groups]
     counts = Counter(labels)
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(groups)).tolist()
-    several = [n for n in order if isinstance(labels[n], float) or counts[labels[n]] > 1]
-    several.sort(key=lambda n: labels[n])
-    num_held_out = min(round(part * len(several)), _MAX_HELD_OUT)
-    chosen = (several[n * len(several) // num_held_out] for n in range(num_held_out))
-    held_out = {index for n in chosen for index in groups[n]}
-    print(f"{len(held_out):,} of {len(texts):,} texts are held out for validation")
+    divisible = [n for n in order if isinstance(labels[n], float) or counts[labels[n]] > 1]
+    divisible.sort(key=lambda n: labels[n])
+    num_held_out = min(round(fraction * len(divisible)), _MAX_HELD_OUT)
+    held_out_groups = (divisible[n * len(divisible) // num_held_out] for n in range(num_held_out))
+    held_out = {index for n in held_out_groups for index in groups[n]}
+    print(f"{len(held_out):,} of {len(texts):,} texts are held out for validation.")
     return {
         TRAINING: [text for index, text in enumerate(texts) if index not in held_out],
         VALIDATION: [texts[index] for index in sorted(held_out)],
@@ -202,23 +203,25 @@ def hold_out(texts: Sequence[_DivisibleT], part: float) -> dict[str, list[_Divis
 
 
 def _normalised(text: str) -> str:
-    """Return a text without differences of case, white space and Unicode form."""
+    """Normalise the case, white space and Unicode characters of a text."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def validation_batches(
     task: Task, examples: Sequence[TokenisedExample], *, row_length: int
 ) -> list[ExampleBatch]:
-    """Return held-out examples in batches of like lengths, in rows of this length or longer."""
+    """Collate held-out examples, by length, into rows of `row_length` or more tokens."""
     ordered = sorted(examples, key=lambda example: len(example.ids))
     longest = max(row_length, max((len(example.ids) for example in ordered), default=0))
     return [
-        collate_examples(task, ordered[begin : begin + _VALIDATED_TOGETHER], row_length=longest)
-        for begin in range(0, len(ordered), _VALIDATED_TOGETHER)
+        collate_examples(task, ordered[begin : begin + _VALIDATION_BATCH_SIZE], row_length=longest)
+        for begin in range(0, len(ordered), _VALIDATION_BATCH_SIZE)
     ]
 
 
 def check_metric(metric: str | None, allowed: Sequence[str], data: str) -> None:
-    """Check that `--metric`, if it is given, is a figure of the data."""
+    """Check that `--metric`, if specified, applies to the data."""
     if metric not in (None, *allowed):
-        raise RunError(f"--metric {metric} does not apply to {data}; choose {', '.join(allowed)}")
+        raise RunError(
+            f"--metric {metric} does not apply to {data}. Choose one of {', '.join(allowed)}."
+        )

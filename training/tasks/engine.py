@@ -1,6 +1,6 @@
-"""A model in memory as an engine, and the predictions of any engine on items of its tasks.
+"""An engine in torch, and the predictions of any engine for the items of a task.
 
-The engine in torch is that of evaluation, and the reference for a bundle's.
+Evaluation uses the engine in torch; export compares a bundle's engine with it.
 """
 
 from __future__ import annotations
@@ -18,60 +18,60 @@ from albert_serve.tasks.base import EncoderInput, Logits, Runner, group_by_lengt
 from training.data.batch import pad
 from training.model.heads import AlbertForTasks, Task
 
-_TOKENS_A_BATCH: Final = 8192
-# Tokens whose logits are held in memory together.
-_TOKENS_AT_ONCE: Final = 8 * _TOKENS_A_BATCH
-# Items between two looks at whether to stop.
-_ANSWERED_TOGETHER: Final = 256
+_MAX_BATCH_TOKENS: Final = 8192
+# Limits the memory for logits.
+_MAX_TOKENS_IN_MEMORY: Final = 8 * _MAX_BATCH_TOKENS
+# A run can stop only between batches.
+_ANSWER_BATCH_SIZE: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineItem:
-    """Inputs that are scored together.
+    """The model inputs of one item, such as a question.
 
     Attributes:
-        read: the predictions that its logits are, one (R, K) array an input.
-        rights: what they are marked by, one for each; None where that is not known.
+        decode: function from the logits, an (R, K) array for each input, to predictions.
+        targets: correct predictions; None if unknown.
     """
 
     inputs: list[EncoderInput]
-    read: Callable[[list[Logits]], list[Any]]
-    rights: list[Any] | None = None
+    decode: Callable[[list[Logits]], list[Any]]
+    targets: list[Any] | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens over all inputs."""
+        """Number of tokens of all inputs."""
         return sum(len(encoded.ids) for encoded in self.inputs)
 
 
 def predict(runner: Runner, items: Sequence[EngineItem], title: str) -> list[Any]:
-    """Return the predictions of all items, in order; items of similar lengths run together."""
+    """Return the predictions of all items, in order; batches have items of similar lengths."""
     lengths = [item.num_tokens for item in items]
     predictions: list[list[Any]] = [[]] * len(items)
     with progress_bar(title=title, total=sum(lengths), unit="tokens", unit_scale=True) as bar:
-        for indices in group_by_length(lengths, _TOKENS_AT_ONCE):
+        for indices in group_by_length(lengths, _MAX_TOKENS_IN_MEMORY):
             chunk = [items[index] for index in indices]
             logits = iter(runner.run([encoded for item in chunk for encoded in item.inputs]))
             for index, item in zip(indices, chunk, strict=True):
-                predictions[index] = item.read(list(islice(logits, len(item.inputs))))
+                predictions[index] = item.decode(list(islice(logits, len(item.inputs))))
             bar.update(sum(item.num_tokens for item in chunk))
     return [prediction for batch in predictions for prediction in batch]
 
 
 class TorchEngine:
-    """Counterpart of `albert_serve.runtime.engine.Engine` on a model in memory, in fp32.
+    """Engine that runs a model in memory, in fp32, like `albert_serve.runtime.engine.Engine`.
 
-    Inputs are sorted by length into batches of at most `max_batch_tokens` tokens.
+    Batches have inputs of similar lengths and at most `max_batch_tokens` tokens.
     """
 
-    def __init__(self, model: AlbertForTasks, *, max_batch_tokens: int = _TOKENS_A_BATCH) -> None:
+    def __init__(self, model: AlbertForTasks, *, max_batch_tokens: int = _MAX_BATCH_TOKENS) -> None:
         self.max_batch_tokens = max_batch_tokens
         self._model = model.eval()
         self._device = next(model.parameters()).device
 
     @torch.inference_mode()
     def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        """Return the logits (R, K) of each input, in their order."""
+        """Return the logits (R, K) of each input, in order."""
         results: dict[int, Logits] = {}
         for batch in group_by_length([len(item.ids) for item in inputs], self.max_batch_tokens):
             results |= self._run_batch({index: inputs[index] for index in batch})
@@ -94,7 +94,7 @@ class TorchEngine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutItems:
-    """Held-out items of a task, which a model in training answers like the service.
+    """Held-out items that a model in training answers as the service would.
 
     Attributes:
         predict: function that returns an engine's answers to items.
@@ -109,10 +109,10 @@ class HeldOutItems:
     def answer(
         self, model: AlbertForTasks, part: slice, *, should_stop: Callable[[], bool]
     ) -> list[Any] | None:
-        """Return the answers to a part of the items; None if `should_stop` interrupted it."""
+        """Answer a part of the items; return None if `should_stop` is true between two batches."""
         items, engine, answers = self.items[part], TorchEngine(model), list[Any]()
-        for begin in range(0, len(items), _ANSWERED_TOGETHER):
+        for begin in range(0, len(items), _ANSWER_BATCH_SIZE):
             if should_stop():
                 return None
-            answers += self.predict(engine, items[begin : begin + _ANSWERED_TOGETHER])
+            answers += self.predict(engine, items[begin : begin + _ANSWER_BATCH_SIZE])
         return answers

@@ -1,4 +1,4 @@
-"""Official metrics of GLUE, by scikit-learn and SciPy.
+"""The metrics of GLUE, computed by scikit-learn and SciPy.
 
 Shape legend: N texts, K labels.
 """
@@ -20,15 +20,15 @@ from training.glue.tasks import Metric
 _Numbers: TypeAlias = "NDArray[Any]"
 
 
-def metric_figures(
+def compute_metrics(
     metrics: Sequence[Metric], logits_NK: _Numbers, targets_N: _Numbers
 ) -> dict[str, float]:
-    """Return the metrics of logits against labels or, with K = 1, against a regression's scores.
+    """Return the metrics of logits, compared with labels or, if K = 1, with scores.
 
-    A correlation with numbers that are all the same is nan; Matthews' is then 0.
+    If all numbers are equal, Matthews' correlation is 0, and the other correlations are nan.
 
     Args:
-        targets_N: of texts with several labels (N, K), 1 and 0.
+        targets_N: label indices or scores (N,); for several labels per text, 1 and 0 (N, K).
     """
     has_several = targets_N.ndim > 1
     targets = targets_N.astype(np.int64) if has_several else targets_N
@@ -37,17 +37,19 @@ def metric_figures(
 
 
 def predictions_of(logits_NK: _Numbers, *, several: bool) -> _Numbers:
-    """Return the predictions of logits: labels (N,), a regression's scores, or 1 and 0 (N, K).
+    """Return the predictions: label indices (N,), scores (N,), or 1 and 0 (N, K).
 
     Args:
-        several: whether a text can have several labels: those whose probability is over a half.
+        several: whether a text can have several labels. Labels with a probability of more than a
+            half are predicted.
     """
     if several:
         return (logits_NK > 0).astype(np.int64)
     return logits_NK[:, 0] if logits_NK.shape[1] == 1 else logits_NK.argmax(-1)
 
 
-# The metrics that decide where no task has its own, as in transformers' run_classification.
+# The metrics that select the best checkpoint, as in transformers' run_classification. GLUE's tasks
+# have their own.
 OFFICIAL: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
     {
         "single_label_classification": ("accuracy",),
@@ -55,17 +57,17 @@ OFFICIAL: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
         "regression": ("pearson", "spearman"),
     }
 )
-# The mean of several official metrics of a task, as in transformers' run_glue.
+# The mean of the official metrics of a task has this name in transformers' run_glue.
 COMBINED: Final = "combined_score"
 
 
-def mean_metric(figures: Mapping[str, float]) -> float:
-    """Return the mean of a task's official metrics, as GLUE's score takes it."""
-    return sum(figures.values()) / len(figures)
+def mean_metric(metrics: Mapping[str, float]) -> float:
+    """Return the mean of a task's official metrics, as in GLUE's score."""
+    return sum(metrics.values()) / len(metrics)
 
 
 def _scikit(name: str, **options: Any) -> Callable[[_Numbers, _Numbers], float]:
-    """Return a metric of scikit-learn, whose import takes a second: only where it is measured."""
+    """Return a metric of scikit-learn, which is imported at the first call (it takes a second)."""
 
     def measure(targets_N: _Numbers, predicted_N: _Numbers) -> float:
         function = getattr(import_module("sklearn.metrics"), name)
@@ -90,7 +92,7 @@ _METRICS: Final[Mapping[Metric, Callable[[_Numbers, _Numbers], float]]] = Mappin
         "f1": _scikit("f1_score", pos_label=1, zero_division=0.0),
         "macro_f1": _scikit("f1_score", average="macro", zero_division=0.0),
         "micro_f1": _scikit("f1_score", average="micro", zero_division=0.0),
-        # For several labels, scikit-learn's accuracy is the subset accuracy.
+        # If texts have several labels, scikit-learn's accuracy is the subset accuracy.
         "subset_accuracy": _scikit("accuracy_score"),
         "matthews_correlation": _scikit("matthews_corrcoef"),
         "pearson": _correlation("pearsonr"),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,9 +23,7 @@ from training.data.packing import Plan
 from training.data.shards import Shards
 from training.data.streams import PackedStream
 from training.errors import TrainingError
-from training.model.albert import ModelInputs
 from training.tasks.pretraining.files import OrderBatch, OrderCollator
-from training.tasks.pretraining.loss import paired_order_loss
 
 Row = tuple[int, int, int, int]
 
@@ -261,14 +256,11 @@ def test_both_segments_are_whole_neighbouring_sentences_of_a_document(
 
 
 def test_sentences_that_no_pair_has_room_for_are_skipped() -> None:
+    """Single sentences are of like lengths: 8 tokens or more, the longer at most a fifth more."""
     part = make_part([[5, 5, 90, 15, 15], [90, 5]])
     chosen = ExampleSettings(length=33, sentence_task="pairs", short_rate=0.0)
     examples = build_examples(part, chosen, seed=0, epoch=0)
     assert examples.bounds.tolist() == [[0, 5, 5, 10], [100, 115, 115, 130]]
-
-
-def test_single_sentences_are_of_like_lengths() -> None:
-    """The longer has at most a fifth more tokens, and none has fewer than eight."""
     part = make_part([[7, 7, 20, 24, 10, 13, 12], [8, 9], [60, 60]])
     chosen = ExampleSettings(length=103, sentence_task="pairs", single_sentences=True)
     examples = build_examples(part, chosen, seed=0, epoch=0)
@@ -302,27 +294,3 @@ def test_a_corpus_without_a_pair_is_an_error() -> None:
     shards = make_shards(make_part([[5], [7]]))
     with pytest.raises(TrainingError, match="No document has enough sentences"):
         stream_of(shards).step()
-
-
-def test_losses_are_those_by_hand() -> None:
-    """From the log-odds of "in order" of four pairs; a fifth only rounds up."""
-    in_order, swapped = [2.0, -1.0, 3.0, 0.5], [-2.0, -3.0, 3.5, 1.5]
-    odds = torch.tensor([*in_order, 9.0, *swapped, 9.0])
-    labels = torch.tensor([*[0] * 4, IGNORED, *[1] * 4, IGNORED])
-    empty = torch.zeros(1, 1, dtype=torch.long)
-    batch = OrderBatch(
-        tokens=ModelInputs(ids=empty, types=empty),
-        firsts=torch.zeros(10, dtype=torch.long),
-        labels=labels,
-        num_tokens=1,
-        counts={"sentence-order": 8, "paired-order": 4},
-    )
-    logits = torch.stack([odds + 1, torch.ones(10)], dim=1)
-    got = dict(paired_order_loss(cast("Any", None), batch, logits=lambda *_: logits))
-    pairs = list(zip(in_order, swapped, strict=True))
-    paired = [math.log1p(math.exp(-(one - other) / 2)) for one, other in pairs]
-    alone = [math.log1p(math.exp(-one)) + math.log1p(math.exp(other)) for one, other in pairs]
-    assert float(got["paired-order"].loss) == pytest.approx(sum(paired), rel=1e-6)
-    assert float(got["sentence-order"].loss) == pytest.approx(sum(alone), rel=1e-6)
-    assert (int(got["paired-order"].right), got["paired-order"].count) == (2, 4)
-    assert (int(got["sentence-order"].right), got["sentence-order"].count) == (5, 8)

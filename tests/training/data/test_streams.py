@@ -149,14 +149,14 @@ def test_spans_are_scored_over_real_positions_alone() -> None:
 def test_long_texts_are_truncated_and_counted(tokenizer: AlbertTokenizer) -> None:
     whole, pair = tokenizer.encode("the end " * 9), tokenizer.encode("the", "end")
     texts = [
-        LabelledText(text="the end " * 9, pair=None, label=0, place="a.csv, row 7"),
+        LabelledText(text="the end " * 9, pair=None, label=0, location="a.csv, row 7"),
         LabelledText(text="the", pair="end", label=1),
     ]
     (cut, short), num_truncated = labelled_examples(texts, tokenizer, length=12, truncation=True)
     assert (cut.ids, cut.target) == ([*whole.ids[:11], whole.ids[-1]], 0)
     assert (short.ids, short.types, short.target) == (pair.ids, pair.types, 1)
     assert num_truncated == 1
-    with pytest.raises(CorpusError, match="row 7: over 12 tokens; --truncation truncates"):
+    with pytest.raises(CorpusError, match="row 7: The text has more than 12 tokens"):
         labelled_examples(texts, tokenizer, length=12, truncation=False)
 
 

@@ -25,7 +25,7 @@ from training.tasks.classification.files import LabelledText
 from training.tasks.classification.metrics import (
     TextPredictions,
     calibration_error,
-    calibration_figures,
+    calibration_metrics,
 )
 from training.tasks.multiple_choice.files import ChoiceText
 from training.tasks.multiple_choice.metrics import ChoicePredictions
@@ -33,7 +33,7 @@ from training.tasks.question_answering.files import Question
 from training.tasks.question_answering.metrics import (
     AnsweredQuestion,
     describe_threshold,
-    question_figures,
+    question_metrics,
 )
 
 NAMES = ["bad", "$fair_$", "good|fine"]
@@ -52,7 +52,9 @@ def classified(
     elif problem == "regression":
         labels = rng.normal(size=200).tolist()
     texts = [
-        LabelledText(text=f"<b>text {n}</b>", pair=None, label=label, place=f"/a/b.csv, line {n}")
+        LabelledText(
+            text=f"<b>text {n}</b>", pair=None, label=label, location=f"/a/b.csv, line {n}"
+        )
         for n, label in enumerate(labels)
     ]
     return TextPredictions(texts=texts, names=names, problem=problem, logits=logits)
@@ -88,7 +90,7 @@ def answered(*null_scores: float) -> list[AnsweredQuestion]:
 
 def test_questions_with_and_without_an_answer_have_figures_of_their_own() -> None:
     """Those with an answer have figures, too, if every question is to get one."""
-    figures = question_figures([*answered(-1.0, 2.0, 3.0), *answered(-1.0, -2.0, -3.0)[1:2]], 0.0)
+    figures = question_metrics([*answered(-1.0, 2.0, 3.0), *answered(-1.0, -2.0, -3.0)[1:2]], 0.0)
     names = ("has_answer", "has_answer_always_answered", "no_answer")
     f1 = {name: figures[f"question_answering_{name}_f1"] for name in names}
     assert list(f1.values()) == [50, 50, 50]
@@ -106,7 +108,7 @@ def chosen(groups: tuple[str, ...]) -> ChoicePredictions:
             choices=tuple(f"choice {each}" for each in range(len(row))),
             label=int(rng.integers(len(row))),
             group=groups[n % len(groups)],
-            place=f"/a/b.csv, line {n}",
+            location=f"/a/b.csv, line {n}",
         )
         for n, row in enumerate(logits)
     ]
@@ -132,14 +134,14 @@ def test_figures_of_choices_are_those_of_each_group() -> None:
     ("null_scores", "warning"),
     [
         ((-1.0, 2.0, -3.0), None),
-        ((math.inf, math.inf, math.inf), "gives 0.0% of the questions an answer"),
-        ((2.0, 1.0, 3.0), "gives 0.0% of the questions an answer"),
+        ((math.inf, math.inf, math.inf), "0.0% of the questions have an answer"),
+        ((2.0, 1.0, 3.0), "0.0% of the questions have an answer"),
     ],
 )
 def test_a_threshold_that_tells_nothing(null_scores: tuple[float, ...], warning: str) -> None:
     """Where the one answerable question that is found has a higher null score than the other."""
     answers = answered(*null_scores)
-    figures = question_figures(answers, 0.0)
+    figures = question_metrics(answers, 0.0)
     threshold = figures["question_answering_best_f1_threshold"]
     assert math.isfinite(threshold)
     described = describe_threshold(answers, threshold)
@@ -209,7 +211,7 @@ def test_the_temperature_is_the_factor_by_which_logits_are_too_sharp(
     several: bool, sharpness: float
 ) -> None:
     logits_NK, targets = drawn(several=several)
-    figures = calibration_figures(logits_NK * sharpness, targets)
+    figures = calibration_metrics(logits_NK * sharpness, targets)
     assert figures["temperature"] == pytest.approx(sharpness, rel=0.1)
     assert figures["calibration_error"] < 0.02 < 0.1 < figures["raw_calibration_error"]
 
@@ -221,15 +223,15 @@ def test_the_error_is_the_gap_of_each_bin_by_its_share() -> None:
 
 def test_confidence_stays_below_one_where_all_few_predictions_are_right() -> None:
     logits_NK = torch.eye(2)[[0, 1, 0, 1]] * 50
-    temperature = calibration_figures(logits_NK, torch.tensor([0, 1, 0, 1]))["temperature"]
+    temperature = calibration_metrics(logits_NK, torch.tensor([0, 1, 0, 1]))["temperature"]
     assert (logits_NK / temperature).softmax(-1).max().item() == pytest.approx(11 / 12, abs=0.01)
     several_NK = torch.eye(4) * 100 - 50
-    temperature = calibration_figures(several_NK, torch.eye(4).long())["temperature"]
+    temperature = calibration_metrics(several_NK, torch.eye(4).long())["temperature"]
     assert (several_NK / temperature).sigmoid().max().item() == pytest.approx(11 / 12, abs=0.01)
 
 
 def test_a_diverged_run_has_no_temperature() -> None:
-    assert calibration_figures(torch.full((2, 2), torch.nan), torch.tensor([0, 1])) == {
+    assert calibration_metrics(torch.full((2, 2), torch.nan), torch.tensor([0, 1])) == {
         "temperature": 1.0,
         "calibration_error": pytest.approx(torch.nan, nan_ok=True),
         "raw_calibration_error": pytest.approx(torch.nan, nan_ok=True),

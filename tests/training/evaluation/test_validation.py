@@ -21,7 +21,7 @@ from training.loop.validation import measure
 from training.losses import Objective
 from training.model.heads import AlbertForTasks, Task, head_sizes
 from training.tasks.pretraining.loss import pretrain_loss
-from training.tasks.pretraining.metrics import held_out, order_figures, unigram_entropy
+from training.tasks.pretraining.metrics import held_out, order_metrics, unigram_entropy
 
 CPU = torch.device("cpu")
 BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")
@@ -120,7 +120,7 @@ def shards_of(documents: list[list[NDArray[np.int64]]]) -> Shards:
 
 @torch.no_grad()
 def test_figures_are_those_of_each_pair_alone(model: AlbertForTasks, shards: Shards) -> None:
-    figures = order_figures(model, shards, replace(OF_PAIRS, sentence_task="sop"), "fp32")
+    figures = order_metrics(model, shards, replace(OF_PAIRS, sentence_task="sop"), "fp32")
     odds = odds_of(model, shards, OF_PAIRS)
     in_order, swapped = np.array(odds).T
     assert figures["sentence_order_pairs"] == len(odds) > 100
@@ -155,7 +155,7 @@ def odds_of(model: AlbertForTasks, shards: Shards, settings: ExampleSettings) ->
 
 def test_without_pairs_there_is_no_figure(model: AlbertForTasks) -> None:
     alone = shards_of([[np.arange(5, 12)], [np.arange(7, 20)]])
-    figures = order_figures(model, alone, OF_PAIRS)
+    figures = order_metrics(model, alone, OF_PAIRS)
     assert figures.pop("sentence_order_pairs") == 0
     assert figures.pop("single_sentence_order_pairs") == 0
     assert all(math.isnan(value) for value in figures.values())

@@ -73,7 +73,7 @@ def test_examples_that_are_compared_fit_into_a_micro_batch(
     options = [*start, "--embeddings", str(data / "pairs.tsv"), "--output", str(tmp_path / "run")]
     options += ["--batch-size", "8", "--length", "32", "--steps", "1"]
     assert finetune.main([*options, "--micro-batch-size", "2"]) == 1
-    assert "Give --batch-size 2, or a shorter --length" in capsys.readouterr().err
+    assert "Use --batch-size 2, or a shorter --length" in capsys.readouterr().err
     assert finetune.main([*options, "--micro-batch-size", "8"]) == 0
 
 
@@ -95,14 +95,14 @@ def test_a_vector_is_the_normalised_mean_of_all_tokens(pretrained: Path) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["texts.tsv"], "no usual columns of texts; its columns are text"),
-        (["pairs.tsv", "--embedding-columns", "a"], "--embedding-columns a: give two or three"),
-        (["pairs.tsv", "triplets.tsv"], "all files need the same kind of texts"),
+        (["texts.tsv"], "no default columns of texts. Its columns are text"),
+        (["pairs.tsv", "--embedding-columns", "a"], "--embedding-columns a has 1 names. Specify"),
+        (["pairs.tsv", "triplets.tsv"], "The files have several kinds of texts"),
         (
             ["pairs.tsv", "--embedding-columns", "a", "b"],
-            "no column a or b; its columns are anchor",
+            "no column a or b. Its columns are anchor",
         ),
-        (["unlike.tsv"], "line 2: 'very' in column score is no number"),
+        (["unlike.tsv"], "line 2: 'very' in column score is not a number"),
     ],
 )
 def test_what_cannot_be_learnt_is_refused(

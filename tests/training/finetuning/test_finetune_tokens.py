@@ -14,7 +14,7 @@ import transformers
 from albert_serve.tasks.token_classification.entities import OUTSIDE, Span, find_spans
 from tests.training.support import SQUAD, best_step, evaluated, run_command, validations
 from training.commands.finetune import main
-from training.tasks.token_classification.metrics import entity_figures
+from training.tasks.token_classification.metrics import entity_metrics
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
@@ -119,7 +119,7 @@ def test_figures_are_those_of_seqeval() -> None:
         return frozenset(span for span in find_spans(sequence) if span.label != OUTSIDE)
 
     pairs = [(entities(a), entities(b)) for a, b in zip(predicted, right, strict=True)]
-    whole, classes = entity_figures(pairs)
+    whole, classes = entity_metrics(pairs)
     expected = seqeval.classification_report(right, predicted, output_dict=True)
     for name in ("precision", "recall"):
         assert whole[name] == pytest.approx(expected["micro avg"][name])

@@ -23,7 +23,7 @@ def task(size: int, *, name: str = "token-classification", figure: str = "f1") -
     examples = [TokenisedExample(ids=[2, 3], types=[0, 0], target=0)] * size
     stream = ExampleStream(task=name, examples=examples, batch_size=1, row_length=8, seed=0)
     return TrainingTask(
-        name=name, streams=[stream], losses={}, figure=figure, validation=Validation()
+        name=name, streams=[stream], losses={}, metric=figure, validation=Validation()
     )
 
 

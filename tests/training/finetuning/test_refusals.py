@@ -60,7 +60,7 @@ def files(
         ("TEXTS --patience 2 --validation-split 0", "--patience requires --validation"),
         # files
         ("--text-classification none.tsv", "none.tsv does not exist."),
-        ("ONE-LABEL", "all texts have the label x; a classifier needs two"),
+        ("ONE-LABEL", "A classifier needs two or more labels. All texts have x."),
         # tasks and recipes
         ("COLA --labels a --text-column b", "leave out --labels, --text-column\n"),
         ("TEXTS --recipe paper", "--recipe paper differs from task to task; give --task"),
@@ -69,15 +69,18 @@ def files(
         # validation and metrics
         ("QUESTIONS --metric f1", "--metric requires --validation"),
         ("CORPUS --validation texts", "--validation requires labelled data: --text-cl"),
-        ("COLA --metric pearson", "--metric pearson does not apply to 2 labels; choose accuracy, "),
-        ("RACE --metric f1", "f1 does not apply to multiple choice; choose accuracy, loss"),
+        ("COLA --metric pearson", "--metric pearson does not apply to 2 labels. Choose one of acc"),
+        ("RACE --metric f1", "f1 does not apply to multiple choice. Choose one of acc"),
         # kinds of labels
-        ("COLA --class-weights 1 2 3", "--class-weights 1.0 2.0 3.0: give `balanced`, or one num"),
+        ("COLA --class-weights 1 2 3", "--class-weights 1.0 2.0 3.0 does not match the labels."),
         ("LISTS --label-separator , --problem-type regression", "this is regression"),
-        ("LISTS --labels a b --problem-type regression", "a regression has one score; 2 "),
+        (
+            "LISTS --labels a b --problem-type regression",
+            "A regression has one score, but --labels has 2",
+        ),
         (
             "LISTS --problem-type multi_label_classification --class-weights balanced",
-            "--class-weights requires one label per text; this is multi_label_classification",
+            "--class-weights requires one label per text, not multi_label_classification",
         ),
         # multiple choice
         ("TEXTS --token-classification texts", "--token-classification cannot be combined with"),
@@ -153,8 +156,8 @@ def test_errors_of_all_splits_are_listed(start: list[str], tmp_path: Path, capsy
     options = [*start, "--question-answering", str(train), "--validation", str(held_out)]
     assert run(options, tmp_path / "run") == 1
     first, second = errors_of(capsys, tmp_path)
-    assert first.startswith("a.json, question 1: the answer is empty")
-    assert second.startswith("1 ids stand for several questions: ")
+    assert first.startswith("a.json, question 1: The answer is empty")
+    assert second.startswith("Several questions have the same id, for 1 ids: ")
 
 
 def test_missing_files_of_all_tasks_are_listed(

@@ -1,4 +1,4 @@
-"""Labelled texts, and pairs of texts, from CSV, TSV, JSONL and Parquet files, and their tokens."""
+"""Labelled texts and pairs of texts: read from tables, and tokenised."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from training.data.labelled.rows import OmittedRow, gather_rows, print_omitted, 
 from training.glue.files import find_first
 from training.glue.tasks import GlueTask
 
-# Data sets such as SNLI write these where there is no label.
+# Data sets such as SNLI write these if a text has no label.
 _NO_LABEL: Final = frozenset({"-1", "-"})
-# More different numbers are asked about: they may be values, and not the names of classes.
+# More different numbers are probably values, not the names of classes.
 _MAX_FRACTIONS: Final = 20
 _MAX_INTEGERS: Final = 200
 
-# The index of a label; of a regression the score; of several labels 1 or 0 for each.
+# The index of a label; the score, for a regression; 1 or 0 for every label, if a text has several.
 Label: TypeAlias = int | float | tuple[float, ...]
-# A regression has scores from the first to the second.
+# The minimum and maximum of a regression's scores.
 Scale: TypeAlias = tuple[float, float]
 ANY_SCORE: Final[Scale] = (-math.inf, math.inf)
 
@@ -52,20 +52,20 @@ class LabelledText:
     """A text, or a pair of texts, and its label.
 
     Attributes:
-        place: file and line, for messages.
+        location: file and line, for messages.
     """
 
     text: str
     pair: str | None
     label: Label
-    place: str = ""
+    location: str = ""
 
 
 class LabelledSplits(NamedTuple):
-    """The texts of each split, and the names of their labels in order.
+    """The texts of each split, and the names of the labels in order.
 
     Attributes:
-        are_numbered: whether the first split has the labels' numbers in place of their names.
+        are_numbered: whether the first split has the labels' indices instead of their names.
     """
 
     texts: Mapping[str, list[LabelledText]]
@@ -74,16 +74,16 @@ class LabelledSplits(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A row with its labels.
+    """The texts and labels of a row.
 
     Attributes:
-        classes: the names of the labels in order, where the file has them.
+        classes: names of all labels in order; empty if the file does not have them.
     """
 
     text: str
     pair: str | None
     labels: tuple[str, ...]
-    place: str
+    location: str
     classes: Sequence[str]
 
 
@@ -94,35 +94,34 @@ def read_splits(
     problem: ProblemType | None = "single_label_classification",
     scale: Scale = ANY_SCORE,
 ) -> LabelledSplits:
-    """Read the files of a data set's splits, and the names of the labels in order.
+    """Read the labelled texts of a data set's splits.
 
-    Formats are those of `read_records`. Columns are `text` (or `sentence`, `sentence1`), for pairs
-    `text_pair` (or `sentence2`), and `label` (or `category`), in any case, or those that `columns`
-    names. Several labels of a text stand in a list, or as `columns` says. Rows without a label, of
-    which one line tells, are left out: it is empty or, where no label has that name, -1 or "-". So
-    are rows with an empty text, or of spaces alone.
+    `read_records` lists the formats. By default, the columns are `text` (or `sentence`,
+    `sentence1`), `text_pair` (or `sentence2`) for pairs, and `label` (or `category`), in any case.
+    If texts have several labels, the default is a list of them.
+
+    Rows without a label are omitted and counted in one printed line: the cell is empty, or it is
+    -1 or "-" and no label has that name. Rows with an empty text are omitted, too.
 
     Args:
-        files: of each split, the training split first; read one after the other.
-        label_names: names of the labels 0, 1, ... of the files; or the labels themselves, in the
-            order of the model's outputs. By default those that the files name (a ClassLabel of
-            `datasets`), the labels of the first split, sorted (2 before 10), or the columns of 0
-            and 1; each in its first spelling.
-        problem: of a regression, labels are numbers; of several labels, a text may have none. None
-            for one label a text, unless labels are many numbers, which is an error.
-        scale: of a regression.
+        files: files of each split, the training split first.
+        label_names: names of the labels 0, 1, ... in the order of the model's outputs. The default
+            is the file's names (a ClassLabel of `datasets`), the columns of 0 and 1, or the sorted
+            labels of the first split (2 before 10), each in its first spelling.
+        problem: type of the labels. None means one label per text, but many numbers are rejected.
+        scale: minimum and maximum of a regression's scores.
     """
-    kind = problem or "single_label_classification"
-    _check_columns(columns, label_names, kind)
+    problem_type = problem or "single_label_classification"
+    _check_columns(columns, label_names, problem_type)
     errors: list[str] = []
     rows = {
         split: gather_rows(
-            its,
-            lambda file: _labelled_rows(file, columns, kind, label_names or (), errors),
+            split_files,
+            lambda file: _labelled_rows(file, columns, problem_type, label_names or (), errors),
             "examples",
             errors,
         )
-        for split, its in files.items()
+        for split, split_files in files.items()
     }
     if problem is None and not label_names:
         errors += _many_numbers(next(iter(rows.values())))
@@ -130,7 +129,7 @@ def read_splits(
         splits = LabelledSplits(_scored(rows, scale, errors), list(label_names or ["score"]))
     else:
         names = label_names or columns.indicators
-        splits = _classified(rows, names, errors, kind)
+        splits = _classified(rows, names, errors, problem_type)
     raise_listed(errors)
     return splits
 
@@ -142,13 +141,13 @@ def _many_numbers(rows: Sequence[_Row]) -> list[str]:
         numbers = list(map(float, labels))
     except ValueError:
         return []
-    most = _MAX_INTEGERS if all(map(float.is_integer, numbers)) else _MAX_FRACTIONS
-    if len(labels) <= most or any(row.classes for row in rows):
+    limit = _MAX_INTEGERS if all(map(float.is_integer, numbers)) else _MAX_FRACTIONS
+    if len(labels) <= limit or any(row.classes for row in rows):
         return []
     message = (
-        f"the labels are {len(labels):,} numbers from {min(numbers):g} to {max(numbers):g}; give "
+        f"The labels are {len(labels):,} numbers from {min(numbers):g} to {max(numbers):g}. Use "
         "--problem-type regression for values, or --problem-type single_label_classification for "
-        "classes"
+        "classes."
     )
     return [message]
 
@@ -156,28 +155,28 @@ def _many_numbers(rows: Sequence[_Row]) -> list[str]:
 def _scored(
     rows: Mapping[str, list[_Row]], scale: Scale, errors: list[str]
 ) -> dict[str, list[LabelledText]]:
-    """Return the texts of each split with their scores; append the errors.
+    """Return the texts of each split with their scores; append errors to the list.
 
-    Rows of score -1 are left out if no other score is negative: data sets such as STS-B have it
-    where there is no score.
+    If no other score is negative, rows of score -1 are omitted: STS-B has this for a missing score.
     """
-    least, most = scale
-    allowed = "a number" if scale == ANY_SCORE else f"a number from {least:g} to {most:g}"
-    negative = {row.labels[0] for its in rows.values() for row in its if row.labels[0][:1] == "-"}
+    low, high = scale
+    allowed = "a number" if scale == ANY_SCORE else f"a number from {low:g} to {high:g}"
+    scores = {row.labels[0] for split_rows in rows.values() for row in split_rows}
+    has_gaps = {score for score in scores if score[:1] == "-"} == {"-1"}
     texts: dict[str, list[LabelledText]] = {}
-    for split, its_rows in rows.items():
-        kept = [row for row in its_rows if negative != {"-1"} or row.labels != ("-1",)]
-        if num_left_out := len(its_rows) - len(kept):
-            message = print_omitted(num_left_out, len(its_rows), "without a score (-1)")
-            errors += [] if kept else [f"There are no examples: {message}"]
+    for split, split_rows in rows.items():
+        scored = [row for row in split_rows if not has_gaps or row.labels != ("-1",)]
+        if num_omitted := len(split_rows) - len(scored):
+            message = print_omitted(num_omitted, len(split_rows), "without a score (-1)")
+            errors += [] if scored else [f"There are no examples: {message}"]
         texts[split] = []
-        for row in kept:
+        for row in scored:
             (label,) = row.labels
             score = finite_number(label)
-            if score is not None and least <= score <= most:
+            if score is not None and low <= score <= high:
                 texts[split].append(_labelled(row, score))
             else:
-                errors.append(f"{row.place}: {label!r} is not {allowed}")
+                errors.append(f"{row.location}: {label!r} is not {allowed}.")
     return texts
 
 
@@ -186,16 +185,16 @@ def _check_columns(
 ) -> None:
     if columns.has_several_labels and problem != "multi_label_classification":
         raise CorpusError(
-            "--label-separator, and several columns of --label-column, are for texts with several "
-            f"labels (multi_label_classification); this is {problem}"
+            f"The problem type is {problem}. --label-separator, and several columns of "
+            "--label-column, require multi_label_classification."
         )
     if problem == "regression" and label_names is not None and len(label_names) != 1:
-        raise CorpusError(f"a regression has one score; {len(label_names)} labels are named")
+        raise CorpusError(f"A regression has one score, but --labels has {len(label_names)} names.")
     indicators = set(map(label_key, columns.indicators))
     if indicators and label_names and indicators != set(map(label_key, label_names)):
         raise CorpusError(
-            f"--label-column {' '.join(columns.indicators)}: the labels are "
-            f"{listed(label_names)}; give the column of each"
+            f"--label-column {' '.join(columns.indicators)} does not match the labels "
+            f"{listed(label_names)}. Specify a column for each label."
         )
 
 
@@ -205,8 +204,8 @@ def _classified(
     errors: list[str],
     problem: ProblemType,
 ) -> LabelledSplits:
-    """Return the texts of each split with the indices of their labels; append the errors."""
-    first, *others = rows
+    """Return the texts of each split with their label indices; append errors to the list."""
+    first, *other_splits = rows
     labels = _all_labels(rows[first])
     classes = next((row.classes for row in rows[first] if row.classes), ())
     names = list(label_names or first_spellings(classes or labels))
@@ -214,18 +213,21 @@ def _classified(
         names.sort(key=_natural)
     find_indices = partial(_indices if label_names else label_indices, names)
     by_label = find_indices(labels)
-    errors += _unknown_labels(rows[first], by_label, f"allowed are {listed(names)}")
-    trained = set(by_label.values())
-    shown = listed([names[index] for index in sorted(trained)])
-    numbers = None if problem == "single_label_classification" else len(names)
-    texts = {first: _with_labels(rows[first], by_label, numbers)}
-    for split in others:
-        # A split may have 0 and 1, say, where the others have names.
-        every = find_indices(_all_labels(rows[split]))
-        known = {label: index for label, index in every.items() if index in trained}
-        if trained:
-            errors += _unknown_labels(rows[split], known, f"the {first} split has {shown}")
-        texts[split] = _with_labels(rows[split], known, numbers)
+    errors += _unknown_labels(rows[first], by_label, f"The labels are {listed(names)}.")
+    trained_indices = set(by_label.values())
+    trained_names = listed([names[index] for index in sorted(trained_indices)])
+    num_labels = None if problem == "single_label_classification" else len(names)
+    texts = {first: _with_labels(rows[first], by_label, num_labels)}
+    for split in other_splits:
+        # A split may have indices even if the first split has names.
+        indices = find_indices(_all_labels(rows[split]))
+        trained_labels = {
+            label: index for label, index in indices.items() if index in trained_indices
+        }
+        if trained_indices:
+            message = f"The labels of the {first} split are {trained_names}."
+            errors += _unknown_labels(rows[split], trained_labels, message)
+        texts[split] = _with_labels(rows[split], trained_labels, num_labels)
     are_numbered = bool(labels) and not label_indices(names, labels)
     return LabelledSplits(texts, names, are_numbered)
 
@@ -237,70 +239,68 @@ def _all_labels(rows: Sequence[_Row]) -> list[str]:
 def _with_labels(
     rows: Sequence[_Row], by_label: Mapping[str, int], num_labels: int | None
 ) -> list[LabelledText]:
-    """Return the texts whose labels are all known.
+    """Return the texts whose labels all have an index.
 
     Args:
-        num_labels: of texts with several labels; None where each has one.
+        num_labels: number of labels, if a text can have several; None for one label per text.
     """
     texts = []
     for row in rows:
         if not by_label.keys() >= set(row.labels):
             continue
-        chosen = {by_label[label] for label in row.labels}
+        label_set = {by_label[label] for label in row.labels}
         label: Label = (
             by_label[row.labels[0]]
             if num_labels is None
-            else tuple(float(index in chosen) for index in range(num_labels))
+            else tuple(float(index in label_set) for index in range(num_labels))
         )
         texts.append(_labelled(row, label))
     return texts
 
 
 def _indices(names: Sequence[str], labels: Sequence[str]) -> dict[str, int]:
-    """Return the index of each label: of its name, or its number.
+    """Return the index of each label, which is a name or an index.
 
-    Numbers are indices only where no name is another label's number.
+    Numbers are names, not indices, if a name is the index of another label.
     """
     by_name = label_indices(names, labels)
-    if _has_others_numbers(names):
+    if _has_shifted_numbers(names):
         return by_name
     numbers = {str(index): index for index in range(len(names))}
     by_number = {label: numbers[label] for label in labels if label in numbers}
-    # Whichever knows more of the labels, so that one that is wrong is listed alone.
+    # Errors then list the fewest labels.
     return max(by_name, by_number, key=len)
 
 
-def _has_others_numbers(names: Sequence[str]) -> bool:
-    """Whether a name is the index of another label, as of labels from 1 to 5."""
+def _has_shifted_numbers(names: Sequence[str]) -> bool:
+    """Whether a name is the index of another label, such as for the labels 1 to 5."""
     numbers = list(map(str, range(len(names))))
     return any(name in numbers and numbers[index] != name for index, name in enumerate(names))
 
 
-def _unknown_labels(
-    rows: Sequence[_Row], by_label: Mapping[str, int], expectation: str
-) -> list[str]:
-    """Return an error for each label that is not known, with its first row."""
+def _unknown_labels(rows: Sequence[_Row], by_label: Mapping[str, int], allowed: str) -> list[str]:
+    """Return an error for each label without an index, with the location of its first row."""
     unknown: dict[str, list[str]] = {}
     for row in rows:
         for label in row.labels:
             if label not in by_label:
-                unknown.setdefault(label, []).append(row.place)
+                unknown.setdefault(label, []).append(row.location)
     return [
-        f"{places[0]}: label {label!r} ({len(places):,} rows); {expectation}"
-        for label, places in unknown.items()
+        f"{locations[0]}: Label {label!r} ({len(locations):,} rows) is not allowed. {allowed}"
+        for label, locations in unknown.items()
     ]
 
 
 def _labelled(row: _Row, label: Label) -> LabelledText:
-    return LabelledText(text=row.text, pair=row.pair, label=label, place=row.place)
+    return LabelledText(text=row.text, pair=row.pair, label=label, location=row.location)
 
 
 def read_texts(
     files: Sequence[Path], columns: Columns = COMMON_COLUMNS
 ) -> list[tuple[str, str | None]]:
-    """Read the texts, or pairs of texts, of classification files; they need no column of labels.
+    """Read the texts or pairs of texts of classification files, which need no column of labels.
 
-    A text that is empty is "".
+    Empty texts are included.
     """
     errors: list[str] = []
     texts = gather_rows(files, lambda file: _read_texts(file, columns, errors), "texts", errors)
@@ -323,9 +323,9 @@ def _labelled_rows(
     label_names: Sequence[str],
     errors: list[str],
 ) -> Iterator[_Row | OmittedRow]:
-    """Yield each row, or why it is left out; append the errors of rows."""
+    """Yield each row, or the reason why it is omitted; append errors to the list."""
     # A score may be -1.
-    left_out = {"-"} if problem == "regression" else _NO_LABEL - set(label_names)
+    missing = {"-"} if problem == "regression" else _NO_LABEL - set(label_names)
     for row, names in read_columns(file, columns, errors, needs_label=True):
         try:
             texts = _texts(row, names, columns)
@@ -334,38 +334,38 @@ def _labelled_rows(
         except ValueError as error:
             errors.append(f"{row.location}: {error}")
             if isinstance(error, LabelFormatError):
-                return  # it is the same in all rows
+                return  # all rows have this error
             continue
         cells = [row.values[name] for name in (names.text, names.pair) if name is not None]
         if texts is None and any(map(is_blank, cells)):
             yield OmittedRow("with an empty text")
         elif texts is None:
-            errors.append(f"{row.location}: no text, but {cells[0]!r:.50}")
+            errors.append(f"{row.location}: {cells[0]!r:.50} is not a text.")
         elif labels is None and problem == "multi_label_classification":
-            errors.append(f"{row.location}: no value in column {' or '.join(names.labels)}")
+            errors.append(f"{row.location}: Column {' or '.join(names.labels)} has no value.")
         elif labels is None:
             yield OmittedRow("without a label")
-        elif len(names.labels) == len(labels) == 1 and labels[0] in left_out:
-            yield OmittedRow(f"with the label {labels[0]} (--labels names it, if it is one)")
+        elif len(names.labels) == len(labels) == 1 and labels[0] in missing:
+            yield OmittedRow(f"with the label {labels[0]} (if this is a label, add it to --labels)")
         elif problem == "regression":
             yield _Row(*texts, labels, row.location, ())
         else:
-            named = tuple(_class_name(label, classes) for label in labels)
-            yield _Row(*texts, named, row.location, classes)
+            row_labels = tuple(_class_name(label, classes) for label in labels)
+            yield _Row(*texts, row_labels, row.location, classes)
 
 
-@lru_cache(1)  # all rows of a file have the same
+@lru_cache(1)  # all rows of a file have the same classes
 def _spelled(classes: tuple[str, ...], label_names: tuple[str, ...]) -> Sequence[str]:
-    """Return a file's names of its numbered labels, in the spelling of `label_names`."""
+    """Return a file's label names, in the spelling of `label_names`."""
     if not (classes and label_names):
         return classes
     if all(re.fullmatch(r"LABEL_\d+", name) for name in label_names):
-        return ()  # the model's labels have no names
+        return ()  # the names of `transformers` for labels without a name
     indices = label_indices(label_names, classes)
     if not set(classes) <= indices.keys():
         raise LabelFormatError(
-            f"the file numbers the labels {listed(classes)}, which are not {listed(label_names)}; "
-            "write the labels' names into its column, or rename them (--labels)"
+            f"The file's labels are {listed(classes)}, not {listed(label_names)}. Write the "
+            "labels' names into the column, or rename them (--labels)."
         )
     return [label_names[indices[name]] for name in classes]
 
@@ -376,7 +376,7 @@ def _class_name(label: str, classes: Sequence[str]) -> str:
 
 
 def _texts(row: Row, names: ColumnNames, columns: Columns) -> tuple[str, str | None] | None:
-    """Return the text and the pair of a record; None without a text, or a pair that it needs."""
+    """Return the text and the pair of a row; None if the text or a required pair is missing."""
     text, pair = cell_text(row.values[names.text]), None
     if names.pair is not None and (columns.needs_pair or not is_blank(row.values[names.pair])):
         pair = cell_text(row.values[names.pair])
@@ -385,7 +385,7 @@ def _texts(row: Row, names: ColumnNames, columns: Columns) -> tuple[str, str | N
 
 
 def _natural(label: str) -> tuple[bool, int, str]:
-    """Return a sort key: numbers by their value, before other labels."""
+    """Return a sort key, by which numbers have the order of their values and precede words."""
     return (not label.isdecimal(), int(label) if label.isdecimal() else 0, label)
 
 
@@ -397,17 +397,16 @@ def read_task(task: GlueTask, files: Mapping[str, Sequence[Path]]) -> LabelledSp
 
 
 def read_test(task: GlueTask, folder: Path) -> dict[str, list[LabelledText]]:
-    """Read the texts of each split without labels, which have label 0; none if files are missing.
+    """Read GLUE's test splits, whose labels are 0; return no split if files are missing.
 
-    Rows without a text, of which QQP has a few, are included: GLUE's server requires an answer for
-    every row.
+    Rows without a text are included, because GLUE's server requires an answer for every row.
     """
     files = {split: find_first(folder, patterns) for split, patterns in task.test.items()}
     if not all(files.values()):
         return {}
     return {
         split: [
-            LabelledText(text=text, pair=pair, label=0, place=f"{split} {index}")
+            LabelledText(text=text, pair=pair, label=0, location=f"{split} {index}")
             for index, (text, pair) in enumerate(read_texts(paths, task.columns))
         ]
         for split, paths in files.items()
@@ -417,9 +416,9 @@ def read_test(task: GlueTask, folder: Path) -> dict[str, list[LabelledText]]:
 def labelled_examples(
     texts: Sequence[LabelledText], tokenizer: AlbertTokenizer, *, length: int, truncation: bool
 ) -> tuple[list[TokenisedExample], int]:
-    """Tokenise the texts, and return how many were truncated to `length` tokens.
+    """Tokenise the texts, and return the number of texts truncated to `length` tokens.
 
-    Of a pair, the longer text is truncated first.
+    The longer text of a pair is truncated first.
     """
     examples, errors, num_truncated = [], [], 0
     truncator = Truncator(tokenizer, length, "truncate" if truncation else "error")
@@ -427,7 +426,9 @@ def labelled_examples(
         try:
             fitted = truncator.fit_texts(text.text, text.pair)
         except TextTooLongError:
-            errors.append(f"{text.place}: over {length} tokens; --truncation truncates such texts")
+            errors.append(
+                f"{text.location}: The text has more than {length} tokens. Use --truncation."
+            )
         else:
             num_truncated += fitted.num_truncated > 0
             ids, types = fitted.encoding.ids, fitted.encoding.types

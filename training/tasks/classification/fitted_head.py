@@ -1,11 +1,11 @@
-"""Classifiers that are fitted on the encoder before a run trains it.
+"""Classifiers that are fitted on the frozen encoder before a run trains all weights.
 
-Finetuning then begins with a head that fits the encoder, and changes the encoder less (Kumar et al.
-2022, "Fine-Tuning can Distort Pretrained Features and Underperform Out-of-Distribution").
+Finetuning then changes the encoder less (Kumar et al. 2022, "Fine-Tuning can Distort Pretrained
+Features and Underperform Out-of-Distribution").
 
-A few texts of each label are too few for a classifier's loss, but they make many pairs (SetFit,
-Tunstall et al. 2022, section 3): the encoder first learns to tell labels apart. The loss is that of
-all pairs of a batch (Khosla et al. 2020, equation 2), of [CLS] states, which the classifier reads.
+A classifier's loss needs more than a few texts per label. But few texts make many pairs (SetFit,
+Tunstall et al. 2022, section 3), on which the encoder first learns to separate the labels. The loss
+compares the [CLS] states of all pairs of a batch (Khosla et al. 2020, equation 2).
 
 Shape legend: N, C texts, H hidden size, K labels.
 """
@@ -34,33 +34,33 @@ from training.system.precision import PrecisionName, precision
 from training.tasks.base import validation_batches
 from training.tasks.classification.loss import Classification
 
-# Texts are drawn up to so many tokens: half a minute of two cores.
+# Two cores encode these tokens in half a minute.
 _MAX_TOKENS: Final = 300_000
-# Added to the variance of each direction, as a part of the mean one: directions of a small variance
-# are not scaled up to 1, since training, bf16 and int8 change them most. Of the states themselves
-# more, since int8's noise in them is a tenth of their variance (docs/decisions.md).
+# Multiples of the mean variance, which whitening adds to each direction's variance. Training, bf16
+# and int8 change directions of small variance most, so these are not scaled up to 1. The noise of
+# int8 in the [CLS] states is a tenth of their variance, so these need more (docs/decisions.md).
 _ADDED_VARIANCE: Final = 1.0
-_ADDED_TO_STATES: Final = 5.0
-# Of whitened states, so that the pooler's tanh is nearly linear in most of them.
+_ADDED_STATE_VARIANCE: Final = 5.0
+# Makes the pooler's tanh nearly linear for most whitened states.
 _POOLED_SCALE: Final = 0.3
-# Inverse strength of the L2 penalty, as scikit-learn's C.
+# The inverse strength of the L2 penalty corresponds to scikit-learn's C.
 _INVERSE_PENALTY: Final = 0.1
-# Rounds of iterations of L-BFGS; the loss hardly falls after them, with 77 labels and with 5,000,
-# where an iteration takes a second.
+# More iterations of L-BFGS hardly lower the loss, with 77 labels as with 5,000. With 5,000, an
+# iteration takes a second.
 _ROUNDS: Final = 6
 _ITERATIONS: Final = 5
-# Steps that L-BFGS keeps, as SciPy's does; torch's own 100 take gigabytes with thousands of labels.
-_HISTORY: Final = 10
-# The mean number of texts of a label, up to which they are few.
-_TEXTS_A_LABEL: Final = 16
+# SciPy's default; torch's default of 100 takes gigabytes with thousands of labels.
+_HISTORY_SIZE: Final = 10
+# With more texts per label on average, training needs no contrastive steps.
+_MAX_FEW_TEXTS: Final = 16
 _EPOCHS: Final = 20
 _MIN_STEPS: Final = 50
 _MAX_STEPS: Final = 400
 _BATCH_SIZE: Final = 64
 _BATCH_TOKENS: Final = 8192
-_WARMUP: Final = 0.1
+_WARMUP_FRACTION: Final = 0.1
 _CLIP_NORM: Final = 1.0
-# Cosines are multiplied by it before a softmax, as in sentence-transformers.
+# Cosines are multiplied by this before the softmax, as in sentence-transformers.
 _SCALE: Final = 20.0
 
 
@@ -76,14 +76,14 @@ class _Affine(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadFit:
-    """The classifiers of a model that are fitted before it is trained.
+    """The fit of a model's classifiers before training.
 
     Attributes:
-        data: of each, by its head.
-        replaces_pooler: whether no other head reads the pooler, so that it can whiten the states.
-        seed: of the texts that are drawn.
-        contrast_rate: learning rate of the `contrast` before the fit, which the one classifier has;
-            None without it.
+        data: data of each classifier, by its head.
+        replaces_pooler: whether the pooler becomes a whitening; no other head must read it.
+        seed: seed of the random choice of texts.
+        contrast_rate: learning rate of contrastive training before the fit, for a single
+            classifier; None to omit it.
     """
 
     model: AlbertForTasks
@@ -95,7 +95,7 @@ class HeadFit:
     def fit(self, world: World, products: PrecisionName) -> None:
         """Fit the heads on the [CLS] states of their training texts.
 
-        Only the main process does; the others get its weights when the model is shared.
+        Only the main process fits; the others receive its weights with the model's.
         """
         if not world.is_main:
             return
@@ -104,8 +104,8 @@ class HeadFit:
             (data,) = self.data.values()
             contrast(model, data, world, products, lr=self.contrast_rate, seed=self.seed)
         states = {
-            task: _cls_states(model, task, _draw(of_task.examples, self.seed), world, products)
-            for task, of_task in self.data.items()
+            task: _cls_states(model, task, _sample(data.examples, self.seed), world, products)
+            for task, data in self.data.items()
         }
         assert model.pooler is not None
         if self.replaces_pooler:
@@ -118,8 +118,8 @@ class HeadFit:
             _fit(head.output, pooled_NH, targets_N, self.data[task])
         num_texts = sum(len(rows_NH) for rows_NH, _ in states.values())
         print(
-            f"{', '.join(states)}: fitted on {num_texts:,} texts as the encoder has them, in "
-            f"{time.monotonic() - began:.0f} s"
+            f"{', '.join(states)}: fitted on {num_texts:,} texts in "
+            f"{time.monotonic() - began:.0f} s, with the encoder frozen."
         )
 
 
@@ -130,32 +130,32 @@ def _cls_states(
     world: World,
     products: PrecisionName,
 ) -> tuple[Tensor, Tensor]:
-    """Return the states (N, H) of texts, and their targets (N)."""
+    """Return the [CLS] states (N, H) of texts, and the targets (N,) or (N, K)."""
     batches = validation_batches(task, examples, row_length=1)
     states, targets = [], []
     with evaluating(model), precision(world.device, products):
         for batch in progress(batches, title="encoding texts", unit="batches"):
-            moved = batch.to(world.device)
-            states.append(model(moved.tokens, moved.firsts).float())
-            targets.append(moved.targets)
+            device_batch = batch.to(world.device)
+            states.append(model(device_batch.tokens, device_batch.firsts).float())
+            targets.append(device_batch.targets)
     return torch.cat(states), torch.cat(targets)
 
 
-def _draw(examples: Sequence[TokenisedExample], seed: int) -> list[TokenisedExample]:
-    """Return examples in a random order up to a number of tokens."""
+def _sample(examples: Sequence[TokenisedExample], seed: int) -> list[TokenisedExample]:
+    """Return random examples of at most `_MAX_TOKENS` tokens in total."""
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(seed)).tolist()
-    drawn: list[TokenisedExample] = []
+    sample: list[TokenisedExample] = []
     num_tokens = 0
     for index in order:
         num_tokens += len(examples[index].ids)
         if num_tokens > _MAX_TOKENS:
             break
-        drawn.append(examples[index])
-    return drawn
+        sample.append(examples[index])
+    return sample
 
 
 def _whitening(rows_NH: Tensor, added_variance: float = _ADDED_VARIANCE) -> _Affine:
-    """Return the map that gives the rows' main directions a variance of 1."""
+    """Return the map that scales the rows' main directions to a variance of 1."""
     mean_H = rows_NH.mean(0)
     variances_H, directions_HH = torch.linalg.eigh(torch.cov(rows_NH.T, correction=0).double())
     added = added_variance * variances_H.mean() + torch.finfo(torch.float32).tiny
@@ -164,15 +164,15 @@ def _whitening(rows_NH: Tensor, added_variance: float = _ADDED_VARIANCE) -> _Aff
 
 
 def _whiten(dense: nn.Linear, rows_NH: Tensor) -> None:
-    """Have a pooler's linear map whiten the rows, at a scale where tanh is nearly linear."""
-    weight_HH, mean_H = _whitening(rows_NH, _ADDED_TO_STATES)
+    """Set a pooler's linear map to whiten the rows, at a scale at which tanh is nearly linear."""
+    weight_HH, mean_H = _whitening(rows_NH, _ADDED_STATE_VARIANCE)
     with torch.no_grad():
         dense.weight.copy_(_POOLED_SCALE * weight_HH)
         dense.bias.copy_(-(dense.weight @ mean_H))
 
 
 def _fit(output: nn.Linear, pooled_NH: Tensor, targets_N: Tensor, data: Classification) -> None:
-    """Fit a head's linear map by logistic regression, or ridge regression of a score."""
+    """Fit a head's linear map by logistic regression, or by ridge regression for scores."""
     whitening = _whitening(pooled_NH)
     white_NH = whitening(pooled_NH)
     weight_KH = torch.zeros_like(output.weight, requires_grad=True)
@@ -180,7 +180,7 @@ def _fit(output: nn.Linear, pooled_NH: Tensor, targets_N: Tensor, data: Classifi
     optimizer = torch.optim.LBFGS(
         [weight_KH, bias_K],
         max_iter=_ITERATIONS,
-        history_size=_HISTORY,
+        history_size=_HISTORY_SIZE,
         line_search_fn="strong_wolfe",
     )
     loss_of = _LOSSES[data.problem]
@@ -216,9 +216,9 @@ _LOSSES: Final[Mapping[ProblemType, Callable[[Tensor, Tensor, Tensor | None], Te
 
 
 def has_few_texts(data: Classification) -> bool:
-    """Whether labels have few texts on average, and one has several."""
+    """Whether labels have few texts on average, and at least one label has several."""
     counts = np.bincount([example.target for example in data.examples])
-    return len(data.examples) <= _TEXTS_A_LABEL * len(data.names) and bool(counts.max() > 1)
+    return len(data.examples) <= _MAX_FEW_TEXTS * len(data.names) and bool(counts.max() > 1)
 
 
 def contrast(
@@ -230,27 +230,28 @@ def contrast(
     lr: float,
     seed: int,
 ) -> None:
-    """Train the encoder until texts of a label are nearer to each other than to other texts."""
+    """Train the encoder so that texts of a label are nearer to each other than to other texts."""
     examples = data.examples
     targets = np.array([example.target for example in examples])
     mean_length = sum(len(example.ids) for example in examples) / len(examples)
     size = max(4, min(_BATCH_SIZE, int(_BATCH_TOKENS / mean_length)))
     num_steps = min(max(_EPOCHS * len(examples) // size, _MIN_STEPS), _MAX_STEPS)
     print(
-        f"{len(examples):,} texts of {len(data.names)} labels are few: the encoder learns to tell "
-        f"the labels apart in {num_steps} steps (--epochs trains the classifier instead)"
+        f"{len(examples):,} texts of {len(data.names)} labels are few. The encoder first learns to "
+        f"separate the labels in {num_steps} steps. To train the classifier instead, use --epochs."
     )
     optimizer = torch.optim.AdamW(model.albert.parameters(), lr=lr)
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        lambda step: min(1.0, (step + 1) / (_WARMUP * num_steps)) * (1 - step / num_steps),
+        lambda step: min(1.0, (step + 1) / (_WARMUP_FRACTION * num_steps)) * (1 - step / num_steps),
     )
     batches = list(_draw_batches(targets, size, num_steps, np.random.default_rng(seed)))
     model.train()
-    for indices in progress(batches, title="telling labels apart", unit="steps"):
-        chosen = [examples[index] for index in indices]
-        row_length = max(len(example.ids) for example in chosen)
-        batch = collate_examples(data.name, chosen, row_length=row_length).to(world.device)
+    for indices in progress(batches, title="separating labels", unit="steps"):
+        batch_examples = [examples[index] for index in indices]
+        row_length = max(len(example.ids) for example in batch_examples)
+        batch = collate_examples(data.name, batch_examples, row_length=row_length)
+        batch = batch.to(world.device)
         with precision(world.device, products):
             rows_CH = model(batch.tokens, batch.firsts)
         optimizer.zero_grad()
@@ -263,22 +264,22 @@ def contrast(
 def _draw_batches(
     targets: NDArray[np.int64], size: int, num_steps: int, rng: np.random.Generator
 ) -> Iterator[Sequence[int]]:
-    """Yield the indices of batches that have at least two texts of each label where it has them."""
+    """Yield the indices of batches, with at least two texts per label if the label has two."""
     labels = np.unique(targets)
     num_labels = min(len(labels), size // 2)
     for _ in range(num_steps):
-        drawn = rng.choice(labels, num_labels, replace=False)
-        groups = [rng.permutation(np.flatnonzero(targets == label)) for label in drawn]
+        batch_labels = rng.choice(labels, num_labels, replace=False)
+        groups = [rng.permutation(np.flatnonzero(targets == label)) for label in batch_labels]
         yield [int(index) for group in groups for index in group[: size // num_labels]]
 
 
 def contrastive_loss(rows_CH: Tensor, targets_C: Tensor) -> Tensor:
-    """Return the mean loss of the texts that share their label with another one."""
+    """Return the mean loss of the texts whose label another text of the batch has."""
     vectors_CH = F.normalize(rows_CH, dim=-1)
-    own_CC = torch.eye(len(targets_C), dtype=torch.bool, device=rows_CH.device)
-    similarities_CC = (_SCALE * vectors_CH @ vectors_CH.T).masked_fill(own_CC, -torch.inf)
-    logs_CC = similarities_CC.log_softmax(-1).masked_fill(own_CC, 0)
-    equal_CC = (targets_C[:, None] == targets_C) & ~own_CC
+    is_self_CC = torch.eye(len(targets_C), dtype=torch.bool, device=rows_CH.device)
+    similarities_CC = (_SCALE * vectors_CH @ vectors_CH.T).masked_fill(is_self_CC, -torch.inf)
+    logs_CC = similarities_CC.log_softmax(-1).masked_fill(is_self_CC, 0)
+    equal_CC = (targets_C[:, None] == targets_C) & ~is_self_CC
     num_equal_C = equal_CC.sum(-1)
     losses_C = -(logs_CC * equal_CC).sum(-1) / num_equal_C.clamp(min=1)
     return losses_C.sum() / (num_equal_C > 0).sum().clamp(min=1)

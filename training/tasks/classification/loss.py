@@ -1,4 +1,4 @@
-"""Text classification in a run: its configuration, its losses, and its held-out texts.
+"""Text classification in a run: configuration, data, losses and validation.
 
 Shape legend: C sequences, K labels.
 """
@@ -46,24 +46,26 @@ from training.tasks.classification.files import (
 from training.tasks.classification.metrics import ValidationMetrics
 from training.tasks.metrics import OFFICIAL
 
-# Labels that are printed, of those with most texts and of those with few.
+# Limits the lines that list labels.
 _MAX_SHOWN: Final = 20
-_FEW: Final = 5
+_MIN_TEXTS: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassificationConfig:
-    """The texts of a classifier in a run.
+    """The configuration of a classifier in a run.
 
     Attributes:
-        head: of the model.
-        name: that the run gives the classifier; None if it gives none.
-        task: of GLUE, whose columns and labels count; None for the user's own files.
-        problem: None for one label a text, unless labels are many numbers, which is an error.
-        labels: names of the labels 0, 1, ...; none for those of the files.
+        head: name of the model's head.
+        name: classifier name that the run specifies; None for the default classifier.
+        files: files of labelled texts.
+        validation: files of held-out texts.
+        validation_split: fraction of `files` that is held out; 0 for no split.
+        task: task of GLUE that determines columns and labels; None for the user's own files.
+        problem: type of the labels. None means one label per text, but many numbers are rejected.
+        labels: names of the labels 0, 1, ...; if empty, the files determine them.
         class_weights: factors of the labels' losses, or `balanced`.
-        metric: figure that decides which validation is best; None for the official ones.
-        validation_split: part of the files' texts that is held out; 0 for none.
+        metric: metric that selects the best checkpoint; None for the official metrics.
     """
 
     head: Task
@@ -79,7 +81,7 @@ class ClassificationConfig:
     metric: str | None
 
     def read_splits(self) -> LabelledSplits:
-        """Read the texts of training and validation."""
+        """Read the labelled texts of training and validation."""
         files = {TRAINING: self.files}
         if self.validation:
             files[VALIDATION] = self.validation
@@ -93,13 +95,13 @@ class ClassificationConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Classification(TrainingTask):
-    """A classifier of texts in a run.
+    """A text classifier of a run, with its data in memory.
 
     Attributes:
-        head_name: that the run gives the classifier; None if it gives none.
-        names: of its labels.
-        metrics: of its held-out texts.
-        examples: of training.
+        head_name: classifier name that the run specifies; None for the default classifier.
+        names: names of the labels.
+        metrics: metrics of held-out texts.
+        examples: training examples.
         class_weights: (K,) factors of the labels' losses.
     """
 
@@ -111,7 +113,7 @@ class Classification(TrainingTask):
 
     @property
     def problem(self) -> ProblemType:
-        """The kind of the task."""
+        """The type of the labels."""
         return self.metrics.problem
 
 
@@ -129,7 +131,7 @@ def read_classification(
     texts, names = splits.texts, splits.names
     if len(names) < 2 and problem != "regression":
         shown = ", ".join(names) or "none"
-        raise CorpusError(f"all texts have the label {shown}; a classifier needs two or more")
+        raise CorpusError(f"A classifier needs two or more labels. All texts have {shown}.")
     weights = _class_weights(config.class_weights, texts[TRAINING], names, problem)
     examples, long_texts = setup.tokenise(texts, labelled_examples)
     metrics = ValidationMetrics(
@@ -155,14 +157,14 @@ def read_classification(
         )
         if held_out
         else None,
-        figure=metrics.figure,
+        metric=metrics.best_metric,
         labels=label_keys(names, multi_label=problem == "multi_label_classification"),
         long_texts=long_texts,
     )
 
 
 def _print_labels(head: str | None, splits: LabelledSplits) -> None:
-    """Print the number of texts of each label, and the labels with few, which may be typos."""
+    """Print the number of texts of each label, and labels with few texts, which may be typos."""
     texts, names = splits.texts[TRAINING], splits.names
     has_several = isinstance(texts[0].label, tuple)
     labels_NK = np.array([text.label for text in texts], np.int64)
@@ -175,16 +177,16 @@ def _print_labels(head: str | None, splits: LabelledSplits) -> None:
         print(f"{name:{width}}  {count:7,}  {100 * count / len(texts):5.1f} %")
     if len(names) > _MAX_SHOWN:
         print(f"... and {len(names) - _MAX_SHOWN:,} more labels")
-    few = [f"{name} ({count})" for count, name in reversed(counts) if count < _FEW]
+    few = [f"{name} ({count})" for count, name in reversed(counts) if count < _MIN_TEXTS]
     if few:
         more = f", ... and {len(few) - _MAX_SHOWN:,} more" if len(few) > _MAX_SHOWN else ""
-        print(f"labels with fewer than {_FEW} texts: {', '.join(few[:_MAX_SHOWN])}{more}")
+        print(f"labels with fewer than {_MIN_TEXTS} texts: {', '.join(few[:_MAX_SHOWN])}{more}")
 
 
 def _loss(
     problem: ProblemType, class_weights: Tensor | None, logits: LogitsFunction
 ) -> LossFunction:
-    """Return the loss function of labelled texts."""
+    """Return the loss function for the type of the labels."""
     if problem == "single_label_classification":
         return partial(classification_loss, logits=logits, class_weights=class_weights)
     if problem == "multi_label_classification":
@@ -193,28 +195,28 @@ def _loss(
 
 
 def _class_weights(
-    asked: Sequence[str | float],
+    requested: Sequence[str | float],
     texts: Sequence[LabelledText],
     names: Sequence[str],
     problem: ProblemType,
 ) -> Tensor | None:
-    """Return the weights (K,) of the labels that `--class-weights` asks for."""
-    if not asked:
+    """Return the weights (K,) of the labels, as `--class-weights` specifies them."""
+    if not requested:
         return None
     if problem != "single_label_classification":
-        raise RunError(f"--class-weights requires one label per text; this is {problem}")
-    numbers = [weight for weight in asked if isinstance(weight, int | float)]
-    if len(numbers) == len(asked) == len(names):
+        raise RunError(f"--class-weights requires one label per text, not {problem}.")
+    numbers = [weight for weight in requested if isinstance(weight, int | float)]
+    if len(numbers) == len(requested) == len(names):
         return torch.tensor(numbers, dtype=torch.float32)
-    if list(asked) != ["balanced"]:
+    if list(requested) != ["balanced"]:
         raise RunError(
-            f"--class-weights {' '.join(map(str, asked))}: give `balanced`, or one number for "
-            f"each of {len(names)} labels ({listed(names)})"
+            f"--class-weights {' '.join(map(str, requested))} does not match the labels. Use "
+            f"`balanced`, or a number for each of the {len(names)} labels ({listed(names)})."
         )
     counts = np.bincount([text.label for text in texts], minlength=len(names))
-    present = counts > 0
+    is_present = counts > 0
     weights = np.ones(len(names))
-    weights[present] = len(texts) / (present.sum() * counts[present])
+    weights[is_present] = len(texts) / (is_present.sum() * counts[is_present])
     return torch.from_numpy(weights).float()
 
 
@@ -224,11 +226,10 @@ def classification_loss(
     logits: LogitsFunction = cls_logits,
     class_weights: Tensor | None = None,
 ) -> dict[LossName, LossSums]:
-    """Return the loss of text classification: cross-entropy over the pooled [CLS] row.
+    """Return the cross-entropy of one label per text.
 
     Args:
-        class_weights: (K,) factors of the losses of each label's examples, in training only: the
-            loss of held-out texts is the plain one.
+        class_weights: (K,) factors of the labels' losses; ignored for held-out texts.
     """
     logits_CK = logits(model, batch).float()
     result = cross_entropy(logits_CK, batch.targets, len(batch.targets))
@@ -243,7 +244,7 @@ def classification_loss(
 def regression_loss(
     model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = cls_logits
 ) -> dict[LossName, LossSums]:
-    """Return the loss of a regression: squared errors; right are numbers within 0.5."""
+    """Return the squared errors of scores; errors of less than 0.5 count as right."""
     logits_C1 = logits(model, batch).float()
     errors_C = logits_C1[:, 0] - batch.targets
     result = LossSums(
@@ -259,9 +260,9 @@ def regression_loss(
 def multi_label_loss(
     model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = cls_logits
 ) -> dict[LossName, LossSums]:
-    """Return the loss of texts with several labels: binary cross-entropy, the mean over labels.
+    """Return the binary cross-entropy of several labels per text, as the mean over labels.
 
-    Right are texts of which exactly the labels are predicted. The targets are 1 and 0, (C, K).
+    Texts count as right if all labels are right. The targets (C, K) are 1 and 0.
     """
     logits_CK = logits(model, batch).float()
     losses_CK = F.binary_cross_entropy_with_logits(logits_CK, batch.targets, reduction="none")

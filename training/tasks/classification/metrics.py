@@ -1,4 +1,4 @@
-"""Evaluation of text classification and of regression, and calibration of a classifier.
+"""Evaluation of text classification and regression, and calibration of a classifier.
 
 Shape legend: N texts, K labels.
 """
@@ -28,13 +28,13 @@ from training.model.heads import Task
 from training.tasks.base import check_metric
 from training.tasks.classification.files import LabelledText, labelled_examples
 from training.tasks.engine import EngineItem, predict
-from training.tasks.metrics import COMBINED, mean_metric, metric_figures, predictions_of
+from training.tasks.metrics import COMBINED, compute_metrics, mean_metric, predictions_of
 
 _NUM_BINS: Final = 15
-_MAX_LOG: Final = 4.0
-# The names of the figures begin with it.
+_MAX_LOG_TEMPERATURE: Final = 4.0
+# The names of the metrics begin with this.
 PREFIX: Final = "text_classification"
-# The metrics that `--metric` can name.
+# The values of `--metric`.
 _ALLOWED: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
     {
         "single_label_classification": ("accuracy", "macro_f1", "matthews_correlation"),
@@ -53,11 +53,11 @@ _METRICS: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationMetrics:
-    """The figures of a classifier's held-out texts during training.
+    """The metrics of a classifier's held-out texts during training.
 
     Attributes:
-        official: metrics, whose mean decides which validation is best.
-        metric: the figure that decides in their place, as `--metric` names it.
+        official: metrics whose mean selects the best checkpoint by default.
+        metric: value of `--metric`, which selects it instead; None if not specified.
     """
 
     problem: ProblemType
@@ -66,7 +66,7 @@ class ValidationMetrics:
     metric: str | None
 
     def __post_init__(self) -> None:
-        """Check that `--metric` is one of these labels."""
+        """Check that `--metric` applies to the labels."""
         is_single = self.problem == "single_label_classification"
         data = f"{self.num_labels} labels" if is_single else self.problem
         check_metric(self.metric, (*self._allowed, "loss"), data)
@@ -77,33 +77,33 @@ class ValidationMetrics:
         return (*_ALLOWED[self.problem], "f1") if is_binary else _ALLOWED[self.problem]
 
     @property
-    def figure(self) -> str:
-        """The figure that decides: `--metric`'s, or the official metrics."""
+    def best_metric(self) -> str:
+        """The metric that selects the best checkpoint."""
         return self.metric or (self.official[0] if len(self.official) == 1 else COMBINED)
 
     def figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
-        """Return the metrics of logits (N, K), and the mean of the official ones.
+        """Return the metrics of logits (N, K), and the mean of the official metrics.
 
-        Macro-F1 is always among those of labels, since accuracy hides rare ones.
+        Macro-F1 is always included for labels, because accuracy hides rare labels.
         """
-        asked = (each for each in self._allowed if each in ("macro_f1", self.metric))
-        metrics = tuple(dict.fromkeys((*self.official, *asked)))
-        figures = metric_figures(metrics, logits_NK.numpy(), targets_N.numpy())
+        others = (name for name in self._allowed if name in ("macro_f1", self.metric))
+        metrics = tuple(dict.fromkeys((*self.official, *others)))
+        figures = compute_metrics(metrics, logits_NK.numpy(), targets_N.numpy())
         if len(self.official) == 1:
             return figures
-        return {**figures, COMBINED: mean_metric({each: figures[each] for each in self.official})}
+        return {**figures, COMBINED: mean_metric({name: figures[name] for name in self.official})}
 
     def calibrated(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
-        """Return the metrics, and those of calibration."""
+        """Return the metrics, including the metrics of calibration for labels."""
         figures = self.figures(logits_NK, targets_N)
         if self.problem != "regression":
-            figures |= calibration_figures(logits_NK.float(), targets_N)
+            figures |= calibration_metrics(logits_NK.float(), targets_N)
         return figures
 
 
-def head_figure(name: str, figure: str) -> str:
-    """Return the name of a figure of a named head, from the default head's name of it."""
-    return f"{PREFIX}/{name}{figure.removeprefix(PREFIX)}"
+def head_metric_name(head: str, metric: str) -> str:
+    """Return the name of a metric of a named head, from its name for the default head."""
+    return f"{PREFIX}/{head}{metric.removeprefix(PREFIX)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +111,10 @@ class TextPredictions:
     """A model's predictions for labelled texts.
 
     Attributes:
-        names: of the labels; of a regression that of the score.
-        logits: (N, K) fp32.
-        num_truncated: texts that were cut.
-        temperature: the classifier's.
+        names: names of the labels, or of the score.
+        logits: (N, K) logits in fp32.
+        num_truncated: number of truncated texts.
+        temperature: temperature of the classifier, which divides its logits.
     """
 
     texts: Sequence[LabelledText]
@@ -126,18 +126,18 @@ class TextPredictions:
 
     @cached_property
     def targets(self) -> NDArray[Any]:
-        """The labels or scores (N,), or 1 and 0 for each of several labels (N, K)."""
+        """The label indices or scores (N,); for several labels per text, 1 and 0 (N, K)."""
         dtype = np.int64 if self.problem == "multi_label_classification" else None
         return np.array([text.label for text in self.texts], dtype)
 
     @cached_property
     def predictions(self) -> NDArray[Any]:
-        """The predictions, as the targets."""
+        """The predictions, in the shape of the targets."""
         return predictions_of(self.logits, several=self.problem == "multi_label_classification")
 
     @cached_property
     def losses_N(self) -> NDArray[np.float32]:
-        """The loss of each text: cross-entropy, of several labels its mean, or squared error."""
+        """The loss of each text: cross-entropy (the mean over several labels) or squared error."""
         logits_NK = torch.from_numpy(self.logits)
         losses: Tensor
         if self.problem == "regression":
@@ -153,7 +153,7 @@ class TextPredictions:
 
     @property
     def confusion(self) -> dict[str, dict[str, int]]:
-        """Counts of predictions by true and predicted label, without zeros; of one label a text."""
+        """The number of texts by true and predicted label, without zeros; {} for other types."""
         if self.problem != "single_label_classification":
             return {}
         from sklearn.metrics import confusion_matrix  # its import takes a second
@@ -165,7 +165,7 @@ class TextPredictions:
         }
 
     def describe(self, value: Any) -> str:
-        """Return a target or prediction as text: names of labels, or a number."""
+        """Format a target or a prediction: names of labels, or a number."""
         if self.problem == "regression":
             return f"{float(value):.4g}"
         if self.problem == "single_label_classification":
@@ -173,10 +173,10 @@ class TextPredictions:
         return ",".join(name for name, has in zip(self.names, value, strict=True) if has)
 
     def figures(self, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
-        """Return metrics, loss, counts and, of labels, the figures of each."""
+        """Return metrics, loss and counts and, for labels, the metrics of each label."""
         all_metrics = dict.fromkeys((*_METRICS[self.problem], *metrics))
         figures: dict[str, Any] = {
-            **metric_figures(tuple(all_metrics), self.logits, self.targets),
+            **compute_metrics(tuple(all_metrics), self.logits, self.targets),
             "loss": float(self.losses_N.astype(np.float64).mean()),
         }
         figures |= {"texts": len(self.texts), "truncated": self.num_truncated}
@@ -227,11 +227,11 @@ def classify(
     """Classify labelled texts.
 
     Args:
-        names: of the labels.
-        length: maximum tokens of a text, or of a pair.
-        truncation: whether longer texts are truncated.
-        outputs: the model's output of each label; None if they are in the same order.
-        head: the classifier.
+        names: names of the labels.
+        length: maximum tokens of a text or pair.
+        truncation: whether to truncate longer texts; otherwise they are an error.
+        outputs: index of the model's output for each label; None if the order is the same.
+        head: name of the classifier.
     """
     examples, num_truncated = labelled_examples(
         texts, tokenizer, length=length, truncation=truncation
@@ -255,7 +255,7 @@ def _logits(
     items = [
         EngineItem(
             inputs=[EncoderInput(ids=example.ids, types=example.types, task=head, rows=[0])],
-            read=lambda logits: list(logits[0]),
+            decode=lambda logits: list(logits[0]),
         )
         for example in examples
     ]
@@ -263,13 +263,13 @@ def _logits(
 
 
 def fit_temperature(logits_NK: Tensor, targets_N: Tensor) -> float:
-    """Return the temperature, which divides logits, of the least cross-entropy (Guo et al. 2017).
+    """Return the temperature of minimum cross-entropy, which divides logits (Guo et al. 2017).
 
-    The targets are smoothed by 1 / (N + 2), as Platt's are. Otherwise, the temperature would be 0
-    if all predictions are right.
+    The targets are smoothed by 1 / (N + 2), as in Platt scaling. Otherwise, the temperature of only
+    right predictions would be 0.
 
     Args:
-        targets_N: for several labels per text (N, K), 1 and 0.
+        targets_N: label indices (N,); for several labels per text, 1 and 0 (N, K).
     """
     from scipy.optimize import minimize_scalar  # its import takes a second
 
@@ -282,7 +282,11 @@ def fit_temperature(logits_NK: Tensor, targets_N: Tensor) -> float:
         smooth_NK = targets_N * (1 - smoothing) + smoothing / 2
         return F.binary_cross_entropy_with_logits(scaled_NK, smooth_NK.double()).item()
 
-    return exp(minimize_scalar(loss, bounds=(-_MAX_LOG, _MAX_LOG), method="bounded").x)
+    return exp(
+        minimize_scalar(
+            loss, bounds=(-_MAX_LOG_TEMPERATURE, _MAX_LOG_TEMPERATURE), method="bounded"
+        ).x
+    )
 
 
 def calibration_error(logits_NK: Tensor, targets_N: Tensor) -> float:
@@ -290,20 +294,20 @@ def calibration_error(logits_NK: Tensor, targets_N: Tensor) -> float:
 
     Args:
         logits_NK: logits divided by the temperature.
-        targets_N: as in `fit_temperature`. Each of several labels counts as a prediction.
+        targets_N: targets for `fit_temperature`. Each of several labels counts as a prediction.
     """
     if targets_N.ndim == 1:
         confidence_N, labels_N = logits_NK.double().softmax(-1).max(-1)
-        right_N = labels_N == targets_N
+        is_right_N = labels_N == targets_N
     else:
-        confidence_N, right_N = logits_NK.double().sigmoid().ravel(), targets_N.ravel()
+        confidence_N, is_right_N = logits_NK.double().sigmoid().ravel(), targets_N.ravel()
     bins_N = (confidence_N * _NUM_BINS).long().clamp(max=_NUM_BINS - 1)
-    sums = torch.bincount(bins_N, confidence_N - right_N.double())
+    sums = torch.bincount(bins_N, confidence_N - is_right_N.double())
     return sums.abs().sum().item() / len(bins_N)
 
 
-def calibration_figures(logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
-    """Return the fitted temperature, and the calibration error with and without it."""
+def calibration_metrics(logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
+    """Return the fitted temperature, and the calibration errors with and without it."""
     if not logits_NK.isfinite().all():  # the run has diverged
         return {"temperature": 1.0, "calibration_error": nan, "raw_calibration_error": nan}
     temperature = fit_temperature(logits_NK, targets_N)

@@ -1,4 +1,4 @@
-"""Texts whose vectors are to be learnt: pairs, triplets, or pairs with a score."""
+"""Texts for training and evaluating embeddings: pairs, triplets, or pairs with a score."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from training.data.labelled.cells import cell_text, finite_number
 from training.data.labelled.rows import collecting, gather_rows, raise_listed, read_records
 from training.glue.tasks import TASKS
 
-# The texts of an example; pairs are of texts that belong together, triplets have a third that
-# does not, and scored pairs are as alike as their score says.
+# The texts of a pair match. A triplet has a third text that does not match the first. A scored pair
+# has the similarity of its texts.
 TextKind: TypeAlias = Literal["pairs", "triplets", "scored pairs"]
-# The official files of the STS benchmark, of which some rows end with the two sources.
+# The columns of the STS benchmark. Some of its rows lack the last two columns, which are sources.
 _STSB: Final = TASKS["stsb"].columns.headerless
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimilarTexts:
-    """Texts of which the first is the anchor.
+    """The texts of an example.
 
     Attributes:
-        texts: 2 or 3.
-        score: of two texts, on any scale; None without one.
-        place: file and line, for messages.
+        texts: two or three texts, the anchor first.
+        score: similarity of two texts, on any scale; None for pairs and triplets.
+        location: file and line, for messages.
     """
 
     texts: tuple[str, ...]
     score: float | None
-    place: str
+    location: str
 
     @property
     def kind(self) -> TextKind:
@@ -54,29 +54,29 @@ def read_similar(
 ) -> list[SimilarTexts]:
     """Read the texts of CSV, TSV, JSONL or Parquet files.
 
-    Columns have the names that sentence-transformers uses: `anchor`, `positive` and `negative`;
-    `sentence1`, `sentence2` and `score`; or `query` and `answer`; in any case. A CSV or TSV file
-    whose first row has none of these has no header: its columns are two texts and perhaps a score
-    or a third text, or those of the STS benchmark.
+    The default names of columns are `anchor`, `positive` and `negative`; `sentence1`, `sentence2`
+    and `score`; or `query` and `answer`; in any case. If the first row of a CSV or TSV file has no
+    such name, it is not a header. The columns are then two texts and an optional score or third
+    text, or the columns of the STS benchmark.
 
     Args:
-        columns: two or three columns of texts in the order of the list, and then perhaps that of
-            the score; the usual ones by default.
-        delimiter: of CSV and TSV files; None to detect it.
+        columns: names of two or three columns of texts, or of two and the column of the score; if
+            empty, the default names.
+        delimiter: delimiter of CSV and TSV files; None to detect it.
     """
     if len(columns) not in (0, 2, 3):
         raise CorpusError(
-            f"--embedding-columns {' '.join(columns)}: give two or three columns of texts, or two "
-            "and that of the score"
+            f"--embedding-columns {' '.join(columns)} has {len(columns)} names. Specify two or "
+            "three columns of texts, or two and the column of the score."
         )
     errors: list[str] = []
     texts = gather_rows(
         files, lambda file: _read(file, columns, delimiter, errors), "texts", errors
     )
-    kinds = {text.kind: text.place for text in reversed(texts)}
+    kinds = {text.kind: text.location for text in reversed(texts)}
     if len(kinds) > 1:
-        places = "; ".join(f"{place} has {kind}" for kind, place in kinds.items())
-        errors.append(f"all files need the same kind of texts: {places}")
+        found = ", ".join(f"{location} has {kind}" for kind, location in kinds.items())
+        errors.append(f"The files have several kinds of texts: {found}. Use one kind.")
     raise_listed(errors)
     return texts
 
@@ -91,10 +91,11 @@ def _read(
             errors.append(f"{row.header}: {error}")
             return
         if names is None:
-            asked = f"no column {' or '.join(columns)}" if columns else "no usual columns of texts"
+            missing = f"column {' or '.join(columns)}" if columns else "default columns of texts"
             errors.append(
-                f"{row.header}: {asked}; its columns are {', '.join(map(str, row.values))} "
-                "(--embedding-columns names those of the texts, and of the score)"
+                f"{row.header}: The file has no {missing}. Its columns are "
+                f"{', '.join(map(str, row.values))}. Specify the columns of the texts and of the "
+                "score with --embedding-columns."
             )
             return
         with collecting(errors):
@@ -102,7 +103,7 @@ def _read(
 
 
 def _columns_by_order(first: Sequence[str]) -> Sequence[str]:
-    """Return the columns of a file without a header by its first row; none if that is a header."""
+    """Return the names of a file's columns from its first row; () if the row is a header."""
     if any(find_name(first, name) for name in (*SCORES, *chain.from_iterable(SIMILAR))):
         return ()
     if len(first) >= len(_STSB) - 2:
@@ -112,24 +113,24 @@ def _columns_by_order(first: Sequence[str]) -> Sequence[str]:
     return ("sentence1", "sentence2", "score")[: len(first)] if len(first) in (2, 3) else ()
 
 
-def _columns_of(values: Mapping[str, Any], asked: Sequence[str]) -> _Columns | None:
-    has_score = len(asked) == 3 and asked[-1].lower() in ("label", *SCORES)
-    scores = asked[2:] if has_score else () if asked else SCORES
-    for usual in (asked[:2] if has_score else asked,) if asked else SIMILAR:
-        texts = tuple(filter(None, (find_name(values, name) for name in usual)))
-        if len(texts) == len(usual):
-            score = find_column(values, scores) if len(usual) == 2 else None
+def _columns_of(values: Mapping[str, Any], requested: Sequence[str]) -> _Columns | None:
+    has_score = len(requested) == 3 and requested[-1].lower() in ("label", *SCORES)
+    scores = requested[2:] if has_score else () if requested else SCORES
+    for names in (requested[:2] if has_score else requested,) if requested else SIMILAR:
+        texts = tuple(filter(None, (find_name(values, name) for name in names)))
+        if len(texts) == len(names):
+            score = find_column(values, scores) if len(names) == 2 else None
             return None if has_score and score is None else _Columns(texts, score)
     return None
 
 
-def _texts_of(values: Mapping[str, Any], names: _Columns, place: str) -> SimilarTexts:
+def _texts_of(values: Mapping[str, Any], names: _Columns, location: str) -> SimilarTexts:
     texts = tuple(cell_text(values[name]) or "" for name in names.texts)
     if not all(texts):
-        raise CorpusError(f"{place}: no text in column {names.texts[texts.index('')]}")
+        raise CorpusError(f"{location}: Column {names.texts[texts.index('')]} has no text.")
     if names.score is None:
-        return SimilarTexts(texts=texts, score=None, place=place)
+        return SimilarTexts(texts=texts, score=None, location=location)
     cell = values[names.score]
     if (score := finite_number(cell)) is None:
-        raise CorpusError(f"{place}: {cell!r} in column {names.score} is no number")
-    return SimilarTexts(texts=texts, score=score, place=place)
+        raise CorpusError(f"{location}: {cell!r} in column {names.score} is not a number.")
+    return SimilarTexts(texts=texts, score=score, location=location)

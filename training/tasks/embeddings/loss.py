@@ -1,7 +1,7 @@
-"""Embeddings in a run: its configuration, its micro-batches, its losses and its validation.
+"""Embeddings in a run: configuration, micro-batches, losses and validation.
 
-A vector is the mean of a text's hidden states, normalised, as the service returns it. There is no
-head: the layers themselves learn it.
+An embedding is the normalised mean of a text's hidden states, as the service returns it. Embeddings
+have no head: training changes only the encoder.
 
 Shape legend: C sequences, T tokens of a batch, H hidden size, Q examples, K texts of an example.
 """
@@ -32,26 +32,27 @@ from training.model.heads import AlbertForTasks, Task
 from training.tasks.base import TRAINING, VALIDATION, LongTexts, TrainingSetup, TrainingTask
 from training.tasks.classification.files import LabelledText, labelled_examples
 from training.tasks.embeddings.files import SimilarTexts, read_similar
-from training.tasks.metrics import metric_figures
+from training.tasks.metrics import compute_metrics
 
 TASK: Final = "embeddings"
 VECTORS: Final = SentenceVectors(pooling="mean", normalize=True)
-# Most tokens of a micro-batch on average, whose examples are compared with each other.
-_TOKENS_A_PASS: Final = 8192
-# Cosines are multiplied by it before a softmax, as in sentence-transformers.
+# The loss compares all examples of a micro-batch, so a step's examples must fit into memory.
+_MAX_PASS_TOKENS: Final = 8192
+# Cosines are multiplied by this before the softmax, as in sentence-transformers.
 _SCALE: Final = 20.0
-# Texts whose vectors are this near each other are taken for the same one.
-_SAME: Final = 1 - 1e-4
-_VALIDATED_TOGETHER: Final = 64
+# Texts of a higher cosine count as equal.
+_MIN_EQUAL_COSINE: Final = 1 - 1e-4
+_VALIDATION_BATCH_SIZE: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingConfig:
-    """The texts of a run whose vectors are learnt.
+    """The configuration of embeddings in a run.
 
     Attributes:
-        validation: files of pairs with a score.
-        columns: of the texts and of the score; none for the usual ones.
+        files: files of pairs, triplets, or pairs with a score.
+        validation: files of held-out pairs with a score.
+        columns: names of the columns of texts and score; empty for the default names.
     """
 
     files: Sequence[Path]
@@ -60,12 +61,12 @@ class EmbeddingConfig:
 
 
 def read_vectors(config: EmbeddingConfig, setup: TrainingSetup, batch_size: int) -> TrainingTask:
-    """Read and tokenise the texts of training, and held-out pairs with scores."""
+    """Read and tokenise the texts for training, and the held-out pairs with scores."""
     splits = {TRAINING: read_similar(config.files, config.columns)}
     if config.validation:
         splits[VALIDATION] = read_similar(config.validation, config.columns)
         if splits[VALIDATION][0].kind != "scored pairs":
-            raise RunError("--validation of embeddings takes pairs with a score")
+            raise RunError("--validation of embeddings requires pairs with a score.")
     loss = _cosent_loss if splits[TRAINING][0].kind == "scored pairs" else _ranking_loss
     vectors = setup.compiled(sentence_vectors)
     examples, long_texts = _tokenised(splits, setup)
@@ -74,7 +75,7 @@ def read_vectors(config: EmbeddingConfig, setup: TrainingSetup, batch_size: int)
         streams=(_stream(examples[TRAINING], setup, batch_size),),
         losses={TASK: partial(_vector_loss, loss=partial(loss, vectors=vectors), vectors=vectors)},
         validation=_validation(examples.get(VALIDATION, ()), setup.row_length),
-        figure="spearman",
+        metric="spearman",
         long_texts=long_texts,
     )
 
@@ -84,7 +85,7 @@ class VectorExample:
     """The tokens of an example's K texts, and the target of its loss.
 
     Attributes:
-        target: a score, or 0 where the texts need none.
+        target: score of a scored pair; 0 for pairs and triplets.
     """
 
     texts: tuple[TokenisedExample, ...]
@@ -92,22 +93,22 @@ class VectorExample:
 
     @property
     def lengths(self) -> list[int]:
-        """The tokens of each text."""
+        """The number of tokens of each text."""
         return [len(text.ids) for text in self.texts]
 
 
 def _tokenised(
     splits: Mapping[str, Sequence[SimilarTexts]], setup: TrainingSetup
 ) -> tuple[dict[str, list[VectorExample]], LongTexts]:
-    plain = {
+    labelled = {  # the labels are not used
         split: [
-            LabelledText(text=each, pair=None, label=0, place=text.place)  # whose label is not read
-            for text in texts
-            for each in text.texts
+            LabelledText(text=text, pair=None, label=0, location=example.location)
+            for example in texts
+            for text in example.texts
         ]
         for split, texts in splits.items()
     }
-    tokenised, long_texts = setup.tokenise(plain, labelled_examples)
+    tokenised, long_texts = setup.tokenise(labelled, labelled_examples)
     return {
         split: list(_examples(texts, iter(tokenised[split]))) for split, texts in splits.items()
     }, long_texts
@@ -116,7 +117,7 @@ def _tokenised(
 def _examples(
     texts: Sequence[SimilarTexts], tokenised: Iterator[TokenisedExample]
 ) -> Iterator[VectorExample]:
-    """Yield the examples, each of the next of the tokenised texts."""
+    """Yield the examples, whose tokenised texts follow each other."""
     for text in texts:
         yield VectorExample(
             texts=tuple(next(tokenised) for _ in text.texts), target=text.score or 0.0
@@ -124,7 +125,7 @@ def _examples(
 
 
 def _collate(examples: Sequence[VectorExample], row_length: int) -> ExampleBatch:
-    """Pack the texts of one example after the other: `firsts` and `sizes` are (Q * K,)."""
+    """Pack the texts of all examples in order: `firsts` and `sizes` are (Q * K,)."""
     texts = list(chain.from_iterable(example.texts for example in examples))
     return replace(
         collate_examples(TASK, texts, row_length=row_length),
@@ -135,10 +136,10 @@ def _collate(examples: Sequence[VectorExample], row_length: int) -> ExampleBatch
 
 @dataclass(kw_only=True)
 class _VectorStream(ExampleStream[VectorExample]):
-    """Task stream over texts whose vectors are learnt; it trains no head.
+    """Task stream of embeddings.
 
-    The losses compare each example with the others of its micro-batch, so that a step's examples
-    are one micro-batch of each process.
+    The losses compare each example with the others of its micro-batch, so a step has one
+    micro-batch per process.
     """
 
     def __post_init__(self) -> None:
@@ -147,38 +148,39 @@ class _VectorStream(ExampleStream[VectorExample]):
         num_processes = self.division.world_size
         size = min(self.batch_size, len(self.examples)) // num_processes
         num_tokens = sum(map(self.size_of, self.examples)) / len(self.examples)
-        most = min(self.division.micro_batch_size or size, int(_TOKENS_A_PASS / num_tokens))
-        if size > max(1, most):
+        max_size = min(self.division.micro_batch_size or size, int(_MAX_PASS_TOKENS / num_tokens))
+        max_size = max(1, max_size)
+        if size > max_size:
             raise RunError(
-                f"embeddings: the loss compares the {size:,} examples of a step with each other, "
-                f"and {max(1, most):,} fit into a micro-batch ({_TOKENS_A_PASS:,} tokens, or "
-                f"--micro-batch-size). Give --batch-size {max(1, most) * num_processes}, or a "
-                "shorter --length"
+                f"The loss of embeddings compares all {size:,} examples of a step, but a "
+                f"micro-batch has {max_size:,} at most (--micro-batch-size, or "
+                f"{_MAX_PASS_TOKENS:,} tokens). Use --batch-size {max_size * num_processes}, or a "
+                "shorter --length."
             )
         if num_processes > 1:
             print(
-                f"embeddings: each process compares its {size:,} examples with each other, "
-                "not with those of the other processes"
+                f"The loss of embeddings compares the {size:,} examples of each process, not the "
+                "examples of different processes."
             )
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """None."""
+        """No head, because embeddings train only the encoder."""
         return ()
 
     def passes(self, examples: Sequence[VectorExample]) -> Sequence[Sequence[VectorExample]]:
-        """Return the examples, which go through the model together."""
+        """Return all examples as one micro-batch."""
         return [examples]
 
     def pack(self, examples: Sequence[VectorExample], row_length: int) -> MicroBatch:
-        """Return examples as one micro-batch."""
+        """Pack examples into one micro-batch."""
         return _collate(examples, row_length)
 
 
 def _stream(
     examples: Sequence[VectorExample], setup: TrainingSetup, batch_size: int
 ) -> _VectorStream:
-    """Return the task stream, packed into rows of the length that costs least."""
+    """Return the task stream, packed into rows of the cheapest length."""
     rng = np.random.default_rng(setup.seed)
     lengths = [np.array(example.lengths) for example in examples]
     sample = rng.integers(len(lengths), size=(NUM_SAMPLED_BATCHES, batch_size))
@@ -203,25 +205,25 @@ def _validation(pairs: Sequence[VectorExample], row_length: int) -> Validation |
     longest = max(row_length, *(max(pair.lengths) for pair in pairs))
     return Validation(
         batches=[
-            _collate(pairs[begin : begin + _VALIDATED_TOGETHER], longest)
-            for begin in range(0, len(pairs), _VALIDATED_TOGETHER)
+            _collate(pairs[begin : begin + _VALIDATION_BATCH_SIZE], longest)
+            for begin in range(0, len(pairs), _VALIDATION_BATCH_SIZE)
         ],
         tasks=(TASK,),
-        metrics={TASK: _figures},
+        metrics={TASK: _correlations},
     )
 
 
-def _figures(cosines_Q1: Tensor, scores_Q: Tensor) -> dict[str, float]:
-    return metric_figures(("spearman", "pearson"), cosines_Q1.numpy(), scores_Q.numpy())
+def _correlations(cosines_Q1: Tensor, scores_Q: Tensor) -> dict[str, float]:
+    return compute_metrics(("spearman", "pearson"), cosines_Q1.numpy(), scores_Q.numpy())
 
 
 def sentence_vectors(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     """Return the normalised mean (C, H) of the hidden states of each sequence."""
     hidden_TH = model(batch.tokens).flatten(0, 1).float()
-    places_T = torch.arange(len(hidden_TH), device=hidden_TH.device)
+    positions_T = torch.arange(len(hidden_TH), device=hidden_TH.device)
     ends_C = batch.firsts + batch.sizes
-    is_in_CT = (places_T >= batch.firsts[:, None]) & (places_T < ends_C[:, None])
-    # Not in bf16, whose sums are too coarse for a mean.
+    is_in_CT = (positions_T >= batch.firsts[:, None]) & (positions_T < ends_C[:, None])
+    # The sums of bf16 are too coarse for a mean.
     with torch.autocast(hidden_TH.device.type, enabled=False):
         return F.normalize(is_in_CT.float() @ hidden_TH, dim=-1)
 
@@ -229,7 +231,7 @@ def sentence_vectors(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
 def _vector_loss(
     model: AlbertForTasks, batch: ExampleBatch, loss: LossFunction, vectors: LogitsFunction
 ) -> Mapping[LossName, LossSums]:
-    """Return the loss of a batch by the loss of training; of held-out pairs their cosines."""
+    """Return the training loss or, for held-out pairs, the squared errors of their cosines."""
     if model.training:
         return loss(model, batch)
     cosines_Q = _cosines(vectors(model, batch), batch)
@@ -258,23 +260,23 @@ def _cosines(vectors_CH: Tensor, batch: ExampleBatch) -> Tensor:
 def _ranking_loss(
     model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
 ) -> dict[LossName, LossSums]:
-    """Return the score of telling an anchor's positive from all other texts of the batch.
+    """Return the cross-entropy of finding an anchor's positive among the texts of the batch.
 
-    MultipleNegativesRankingLoss of sentence-transformers (Henderson et al. 2017, section 4.4);
-    texts equal to the positive are left out of the others.
+    This is MultipleNegativesRankingLoss of sentence-transformers (Henderson et al. 2017, section
+    4.4), but texts equal to the positive are ignored.
     """
     vectors_QKH = _by_example(vectors(model, batch), batch)
     anchors_QH = vectors_QKH[:, 0]
-    others_NH = vectors_QKH[:, 1:].transpose(0, 1).flatten(0, 1)  # the positives first
-    every = torch.arange(len(anchors_QH), device=anchors_QH.device)
-    is_same_QN = others_NH[: len(every)] @ others_NH.T > _SAME
-    is_same_QN[every, every] = False
-    logits_QN = (_SCALE * anchors_QH @ others_NH.T).masked_fill(is_same_QN, -torch.inf)
+    candidates_NH = vectors_QKH[:, 1:].transpose(0, 1).flatten(0, 1)  # the positives first
+    indices_Q = torch.arange(len(anchors_QH), device=anchors_QH.device)
+    is_equal_QN = candidates_NH[: len(indices_Q)] @ candidates_NH.T > _MIN_EQUAL_COSINE
+    is_equal_QN[indices_Q, indices_Q] = False
+    logits_QN = (_SCALE * anchors_QH @ candidates_NH.T).masked_fill(is_equal_QN, -torch.inf)
     return {
         TASK: LossSums(
-            loss=F.cross_entropy(logits_QN, every, reduction="sum"),
-            right=(logits_QN.argmax(-1) == every).sum(),
-            count=len(every),
+            loss=F.cross_entropy(logits_QN, indices_Q, reduction="sum"),
+            right=(logits_QN.argmax(-1) == indices_Q).sum(),
+            count=len(indices_Q),
         )
     }
 
@@ -282,9 +284,10 @@ def _ranking_loss(
 def _cosent_loss(
     model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
 ) -> dict[LossName, LossSums]:
-    """Return the score of the order of cosines by their pairs' scores (CoSENTLoss).
+    """Return the loss of the order of cosines, compared with the order of scores.
 
-    The loss is of the whole batch; "right" are the fraction of its pairs of pairs in order.
+    This is CoSENTLoss of sentence-transformers for the batch. The accuracy is the fraction of
+    comparisons in the right order.
     """
     cosines_Q = _cosines(vectors(model, batch), batch)
     is_less_QQ = batch.targets[:, None] < batch.targets

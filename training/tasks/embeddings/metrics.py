@@ -1,6 +1,6 @@
 """Evaluation of embeddings: similarity of scored pairs, and retrieval of matching texts.
 
-Embeddings are those of `/feature-extraction`, of length 1, so that their product is the cosine.
+The embeddings of `/feature-extraction` have length 1, so their dot product is the cosine.
 
 Shape legend: N texts, P pairs, Q queries, C candidates, M matching candidates of a query, H hidden
 size.
@@ -23,28 +23,28 @@ from albert_serve.tasks.feature_extraction import FeatureExtraction
 from training.data.labelled.rows import raise_listed
 from training.tasks.embeddings.files import SimilarTexts
 from training.tasks.engine import EngineItem, predict
-from training.tasks.metrics import metric_figures
+from training.tasks.metrics import compute_metrics
 
-# The names of the figures begin with it.
+# The names of the metrics begin with this.
 PREFIX: Final = "embeddings"
 _RECALLS: Final = (1, 5, 10)
-_MRR: Final = 10
-_QUERIES_AT_ONCE: Final = 256
+_MAX_RANK: Final = 10
+_NUM_BATCH_QUERIES: Final = 256
 _NUM_SHOWN_CHARS: Final = 60
 
 Vectors: TypeAlias = NDArray[np.float32]
-# Texts to their vectors (N, H) of length 1.
+# A function from texts to embeddings (N, H) of length 1.
 Embed: TypeAlias = Callable[[Sequence[str]], Vectors]
 
 
 @dataclass(kw_only=True)
 class Embedder:
-    """Function from texts to their embeddings (N, H), of length 1.
+    """A function from texts to embeddings (N, H) of length 1.
 
     Attributes:
-        truncation: whether texts over `max_length` tokens are truncated.
-        num_texts: texts so far.
-        num_truncated: those of them that were truncated.
+        truncation: whether to truncate texts of more than `max_length` tokens.
+        num_texts: number of texts so far.
+        num_truncated: number of truncated texts so far.
     """
 
     runner: Runner
@@ -59,7 +59,7 @@ class Embedder:
         return self.setup.sentence_vectors.max_length or self.setup.max_positions
 
     def __call__(self, texts: Sequence[str]) -> Vectors:
-        """Return the embeddings of texts."""
+        """Return the embeddings (N, H) of texts."""
         task = FeatureExtraction(self.setup)
         parameters = FeatureExtractionParameters(
             normalize=True, truncation="truncate" if self.truncation else "error"
@@ -71,49 +71,49 @@ class Embedder:
             except TextTooLongError:
                 start = repr(text[:_NUM_SHOWN_CHARS])
                 errors.append(
-                    f"{start}...: over {self.max_length} tokens; --truncation truncates it"
+                    f"{start}... has more than {self.max_length} tokens. Use --truncation."
                 )
             else:
                 self.num_truncated += prepared.num_truncated > 0
-                read = partial(_read_vector, prepared)
-                items.append(EngineItem(inputs=prepared.inputs, read=read))
+                decode = partial(_decode_vector, prepared)
+                items.append(EngineItem(inputs=prepared.inputs, decode=decode))
         self.num_texts += len(texts)
         raise_listed(errors)
         vectors = predict(self.runner, items, "embeddings")
         return np.array(vectors, np.float32)
 
 
-def _read_vector(
+def _decode_vector(
     prepared: Prepared[FeatureExtractionAnswer], logits: list[Logits]
 ) -> list[FeatureExtractionAnswer]:
     return [prepared.finish(logits)]
 
 
-def similarity_figures(pairs: Sequence[SimilarTexts], embed: Embed) -> dict[str, Any]:
-    """Return the correlations of the pairs' cosine similarities with their scores.
+def similarity_metrics(pairs: Sequence[SimilarTexts], embed: Embed) -> dict[str, Any]:
+    """Return the correlations of the pairs' cosines with their scores.
 
-    Spearman's, by which models are compared (MTEB, arXiv 2210.07316), and Pearson's; nan where all
-    similarities or all scores are the same.
+    Benchmarks compare Spearman's correlation (MTEB, arXiv 2210.07316); Pearson's is included. Both
+    are nan if all cosines or all scores are equal.
     """
     index_of, vectors_NH = _embed_once((text for pair in pairs for text in pair.texts), embed)
     firsts_P, seconds_P = ([index_of[pair.texts[k]] for pair in pairs] for k in (0, 1))
     cosines_P = np.einsum("ph,ph->p", vectors_NH[firsts_P], vectors_NH[seconds_P])
     scores_P = np.array([pair.score for pair in pairs], np.float64)
-    metrics = metric_figures(("spearman", "pearson"), cosines_P[:, None], scores_P)
+    metrics = compute_metrics(("spearman", "pearson"), cosines_P[:, None], scores_P)
     figures: dict[str, Any] = {f"{PREFIX}_{name}": value for name, value in metrics.items()}
     return {**figures, f"{PREFIX}_pairs": len(pairs)}
 
 
-def retrieval_figures(pairs: Sequence[SimilarTexts], embed: Embed) -> dict[str, Any]:
+def retrieval_metrics(pairs: Sequence[SimilarTexts], embed: Embed) -> dict[str, Any]:
     """Return recall at 1, 5 and 10, and the mean reciprocal rank at 10, of retrieval by cosine.
 
-    Each query's first text is searched by among the second texts of all pairs; equal texts count
-    once, and all texts that stand beside a query match it. Recall at k is the share of a query's
-    matching texts that are among its first k, the reciprocal rank that of its first matching text,
-    0 from rank 11 on. A text that is as similar as a matching one stands before it.
+    The first text of a pair is a query. The other texts of all pairs are candidates; equal texts
+    count once. The matches of a query are the second texts of its pairs. Recall at k is the part of
+    the matches among the first k candidates. The reciprocal rank is 1 / rank of the first match, or
+    0 if the rank is more than 10. Of candidates with equal cosines, matches rank last.
 
     Args:
-        pairs: of a query and a matching text; a third text is a candidate too.
+        pairs: pairs of a query and a matching text, or triplets with another candidate.
     """
     matching: dict[str, set[str]] = {}
     for pair in pairs:
@@ -129,7 +129,7 @@ def retrieval_figures(pairs: Sequence[SimilarTexts], embed: Embed) -> dict[str, 
     firsts_Q = np.array([ranks_M.min() for ranks_M in ranks])
     figures: dict[str, Any] = {
         **recalls,
-        f"mrr_at_{_MRR}": float(np.where(firsts_Q <= _MRR, 1 / firsts_Q, 0.0).mean()),
+        f"mrr_at_{_MAX_RANK}": float(np.where(firsts_Q <= _MAX_RANK, 1 / firsts_Q, 0.0).mean()),
         "queries": len(matching),
         "candidates": len(index_of),
     }
@@ -139,18 +139,18 @@ def retrieval_figures(pairs: Sequence[SimilarTexts], embed: Embed) -> dict[str, 
 def _ranks(
     queries_QH: Vectors, candidates_CH: Vectors, indices: Sequence[Sequence[int]]
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield the ranks (M,) of each query's matching candidates, from 1.
+    """Yield the ranks (M,) of each query's matches, from 1.
 
     Args:
-        indices: of each query's matching candidates.
+        indices: indices of each query's matches among the candidates.
     """
-    for start in range(0, len(queries_QH), _QUERIES_AT_ONCE):
-        cosines_QC = queries_QH[start : start + _QUERIES_AT_ONCE] @ candidates_CH.T
+    for start in range(0, len(queries_QH), _NUM_BATCH_QUERIES):
+        cosines_QC = queries_QH[start : start + _NUM_BATCH_QUERIES] @ candidates_CH.T
         for cosines_C, matching_M in zip(cosines_QC, indices[start:], strict=False):
             yield (cosines_C >= cosines_C[matching_M, None]).sum(-1)
 
 
 def _embed_once(texts: Iterable[str], embed: Embed) -> tuple[dict[str, int], Vectors]:
-    """Return the index of each text, equal ones once, and their vectors (N, H)."""
+    """Return the index of each different text, and the embeddings (N, H) by index."""
     index_of = {text: index for index, text in enumerate(dict.fromkeys(texts))}
     return index_of, embed(list(index_of))

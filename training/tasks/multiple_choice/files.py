@@ -1,4 +1,4 @@
-"""Questions of multiple choice, from tables and from the files of RACE, and their tokens."""
+"""Questions of multiple choice: read from tables and from the files of RACE, and tokenised."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ from training.data.labelled.columns import (
 )
 from training.data.labelled.rows import collecting, gather_rows, raise_listed
 
-# A file has one split, of this name.
-_ONLY: Final = "data"
-# A record of RACE has these keys, and `article`.
+# The name of the split of files without splits.
+_ONLY_SPLIT: Final = "data"
+# The keys of a record of RACE, next to `article`.
 _RACE_FIELDS: Final = ("questions", "options", "answers")
 _NUM_SPECIAL: Final = 3
-# Also within words: RACE has "a_." and "to_tomorrow", and the original replaces every underscore.
+# Blanks may be within words: RACE has "a_." and "to_tomorrow", and the original code replaces every
+# underscore.
 _BLANK: Final = re.compile("_+")
-# Tokens of a choice with its question that are kept in any case.
-_CHOICE_TOKENS: Final = 128
+# Truncation leaves these tokens of a choice with its question.
+_MIN_CHOICE_TOKENS: Final = 128
 _Tokens: TypeAlias = "NDArray[np.int32]"
-# The two kinds of schools whose examinations RACE consists of, as its folders name them.
+# RACE has examinations of two kinds of schools, which are in the names of its folders.
 _RACE_LEVELS: Final = re.compile(r"(?<![a-z])(middle|high)(?![a-z])")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChoiceText:
-    """A text, the choices that answer a question on it or go on after it, and the right one.
+    """A context, the choices that answer a question or continue the context, and the right choice.
 
     Attributes:
-        question: precedes each choice, or has a blank for it; None without one.
+        question: text before each choice, or with a blank for it; None without a question.
         label: index of the right choice.
-        group: of questions that are measured by themselves; "" for none.
-        place: file and line, for messages.
+        group: group of questions with metrics of its own; "" for no group.
+        location: file and line, for messages.
     """
 
     context: str
@@ -57,7 +58,7 @@ class ChoiceText:
     choices: tuple[str, ...]
     label: int
     group: str = ""
-    place: str = ""
+    location: str = ""
 
 
 def read_choices(
@@ -65,15 +66,15 @@ def read_choices(
 ) -> list[ChoiceText]:
     """Read the questions of files, or of all files in folders.
 
-    A file is `.csv`, `.tsv`, `.jsonl` or `.parquet`, as for `read_splits`, with the columns that
-    `choice_columns` describes; or one of RACE: a `.txt` file that is one JSON object, or `.jsonl`
-    with one a line, of `article`, `questions`, `options` and `answers`.
+    Tables are `.csv`, `.tsv`, `.jsonl` or `.parquet` files. Files of RACE are `.txt` files with a
+    JSON object of `article`, `questions`, `options` and `answers`, or `.jsonl` files with such an
+    object in each line.
 
     Args:
-        columns: of the context (`text`), the question (`pair`) and the answer (`label`).
-        choices: the columns of the choices; none for those that data sets commonly have.
+        columns: columns of the context (`text`), the question (`pair`) and the answer (`label`).
+        choices: columns of the choices; empty for the common names.
     """
-    return read_choice_splits({_ONLY: files}, columns, choices)[_ONLY]
+    return read_choice_splits({_ONLY_SPLIT: files}, columns, choices)[_ONLY_SPLIT]
 
 
 def read_choice_splits(
@@ -81,16 +82,16 @@ def read_choice_splits(
     columns: Columns = COMMON_COLUMNS,
     choices: Sequence[str] = (),
 ) -> dict[str, list[ChoiceText]]:
-    """Read the questions of each split, as `read_choices`; errors of all splits are listed."""
+    """Read the questions of each split, and raise one error for all splits."""
     errors: list[str] = []
     questions = {
         split: gather_rows(
-            [file for path in its for file in (find_files([path]) if path.is_dir() else [path])],
+            [file for path in paths for file in (find_files([path]) if path.is_dir() else [path])],
             lambda file: _read_file(file, columns, choices, errors),
             "questions",
             errors,
         )
-        for split, its in files.items()
+        for split, paths in files.items()
     }
     raise_listed(errors)
     return questions
@@ -111,22 +112,22 @@ def _read_file(
 
 
 def _read_passage_file(file: Path, errors: list[str]) -> Iterator[ChoiceText]:
-    """Yield the questions of one of RACE's own files, of one passage."""
+    """Yield the questions of a file of RACE, which has one passage."""
     try:
         passage = json.loads("".join(read_lines(file)))
     except (CorpusError, OSError) as error:
         errors.append(str(error))
     except (ValueError, RecursionError) as error:
-        errors.append(f"{file} is not JSON, as a .txt file of RACE is: {error}")
+        errors.append(f"{file} is not JSON, which a .txt file of RACE must be: {error}")
     else:
         if isinstance(passage, dict) and "article" in passage:
             yield from _race_questions(passage, str(file), _level(file), errors)
         else:
-            errors.append(f"{file} is no passage of RACE: there is no article")
+            errors.append(f"{file} has no article, which a passage of RACE must have.")
 
 
 def _level(file: Path) -> str:
-    """Return the group of RACE's questions by the names of a file and its folder."""
+    """Return the group of a file of RACE, from the name of the file or its folder."""
     for name in (file.name, file.parent.name):
         if match := _RACE_LEVELS.search(name):
             return match[1]
@@ -134,23 +135,23 @@ def _level(file: Path) -> str:
 
 
 def _race_questions(
-    passage: Mapping[str, Any], place: str, group: str, errors: list[str]
+    passage: Mapping[str, Any], location: str, group: str, errors: list[str]
 ) -> Iterator[ChoiceText]:
     fields = [passage.get(name) for name in _RACE_FIELDS]
     context = cell_text(passage["article"])
     if context is None:
-        errors.append(f"{place}: no article")
+        errors.append(f"{location}: The passage has no article.")
     elif not all(isinstance(field, list) for field in fields):
-        errors.append(f"{place}: {', '.join(_RACE_FIELDS)} must be lists")
+        errors.append(f"{location}: {', '.join(_RACE_FIELDS)} must be lists.")
     elif len({len(field) for field in fields if field is not None}) != 1:
         counts = ", ".join(
             f"{len(field or ())} {name}" for field, name in zip(fields, _RACE_FIELDS, strict=True)
         )
-        errors.append(f"{place}: {counts}; there must be as many of each")
+        errors.append(f"{location}: The numbers of {', '.join(_RACE_FIELDS)} differ: {counts}.")
     else:
         lists = [field or [] for field in fields]
         for number, (question, options, answer) in enumerate(zip(*lists, strict=True), start=1):
-            # Blanks stand by themselves, as in most of RACE's questions.
+            # Most blanks of RACE have spaces around them.
             text = re.sub(r"\s*_+\s*", " _ ", cell_text(question) or "").strip()
             with collecting(errors):
                 yield _checked(
@@ -159,18 +160,18 @@ def _race_questions(
                     choices=options if isinstance(options, list) else [],
                     answer=answer,
                     group=group,
-                    place=f"{place}, question {number}",
+                    location=f"{location}, question {number}",
                 )
 
 
 def _question(row: Row, names: ColumnNames) -> ChoiceText:
     context = cell_text(row.values[names.text])
     if context is None:
-        raise CorpusError(f"{row.location}: no text in column {names.text}")
+        raise CorpusError(f"{row.location}: Column {names.text} has no text.")
     cells = [row.values[name] for name in names.choices]
     if None in cells:
-        place = names.choices[cells.index(None)]
-        raise CorpusError(f"{row.location}: the row ends before column {place}")
+        column = names.choices[cells.index(None)]
+        raise CorpusError(f"{row.location}: The row ends before column {column}.")
     choices: Any = cells[0] if len(cells) == 1 else _without_empty_end(cells)
     labels: Sequence[Any] = ()
     if isinstance(choices, Mapping):  # {"text": [...], "label": ["A", ...]}, as of ARC
@@ -181,12 +182,12 @@ def _question(row: Row, names: ColumnNames) -> ChoiceText:
         choices=choices if isinstance(choices, Sequence) and not isinstance(choices, str) else [],
         answer=row.values[names.labels[0]],
         labels=labels,
-        place=row.location,
+        location=row.location,
     )
 
 
 def _without_empty_end(cells: Sequence[Any]) -> list[Any]:
-    """Return the cells up to the last that is not empty: a question may have fewer choices."""
+    """Return the cells without empty cells at the end: questions may have fewer choices."""
     last = max((number for number, cell in enumerate(cells) if cell_text(cell)), default=-1)
     return list(cells[: last + 1])
 
@@ -197,29 +198,30 @@ def _checked(
     question: str | None,
     choices: Sequence[Any],
     answer: Any,
-    place: str,
+    location: str,
     labels: Sequence[Any] = (),
     group: str = "",
 ) -> ChoiceText:
-    """Return a question whose choices and answer are right."""
+    """Return a question, if its choices and answer are valid."""
     texts = [cell_text(choice) for choice in choices]
     present = tuple(text for text in texts if text is not None)
     if len(texts) < 2:
-        has = "one choice" if texts else "no choices"
-        raise CorpusError(f"{place}: {has}; a question needs two or more")
+        found = "one choice" if texts else "no choices"
+        raise CorpusError(f"{location}: The question has {found}. It needs two or more.")
     if len(present) < len(texts):
-        raise CorpusError(f"{place}: choice {texts.index(None)} has no text (counted from 0)")
+        raise CorpusError(f"{location}: Choice {texts.index(None)} has no text (counted from 0).")
     names = [str(label) for label in labels]
     if _is_ambiguous(answer, present, names):
         raise CorpusError(
-            f"{place}: answer {answer!r} is both the index of a choice and the text of another"
+            f"{location}: Answer {answer!r} is the index of one choice and the text of another "
+            "choice."
         )
     label = _find_answer(answer, present, names)
     if label is None:
         last = ascii_uppercase[min(len(present), len(ascii_uppercase)) - 1]
         raise CorpusError(
-            f"{place}: answer {answer!r} is none of {len(present)} choices; give its index, 0 to "
-            f"{len(present) - 1}, its letter, A to {last}, or its text"
+            f"{location}: Answer {answer!r} is not one of the {len(present)} choices. Use an "
+            f"index, 0 to {len(present) - 1}, a letter, A to {last}, or the text of a choice."
         )
     return ChoiceText(
         context=context,
@@ -227,12 +229,12 @@ def _checked(
         choices=present,
         label=label,
         group=group,
-        place=place,
+        location=location,
     )
 
 
 def _find_answer(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> int | None:
-    """Return the index of an answer given as one of the labels, an index, a letter or a text."""
+    """Return the index of an answer, which is one of the labels, an index, a letter or a text."""
     text = cell_text(answer)
     if text is None or isinstance(answer, bool):
         return None
@@ -248,7 +250,7 @@ def _find_answer(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> 
 
 
 def _is_ambiguous(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> bool:
-    """Whether an answer is the index of a choice, and a string that is the text of one other."""
+    """Whether an answer is the index of a choice, and the text of another choice."""
     if not isinstance(answer, str):
         return False
     text = cell_text(answer) or ""
@@ -264,11 +266,11 @@ def groups_of(questions: Iterable[ChoiceText]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChoiceExample:
-    """A question with its choices; questions on one context share its tokens.
+    """The tokens of a question with its choices; questions on a context share its tokens.
 
     Attributes:
-        context: tokens without special ones.
-        choices: the same of each choice, with its question.
+        context: token ids of the context, without special tokens.
+        choices: token ids of each choice with its question, without special tokens.
         target: index of the right choice.
         length: maximum tokens of a sequence.
     """
@@ -280,17 +282,17 @@ class ChoiceExample:
 
     @property
     def lengths(self) -> list[int]:
-        """The tokens of each sequence."""
+        """The number of tokens of each sequence."""
         return [sum(self._split(choice)) + _NUM_SPECIAL for choice in self.choices]
 
     @property
-    def is_cut(self) -> bool:
+    def is_truncated(self) -> bool:
         """Whether a sequence lacks tokens of the context or the choice."""
-        whole = (len(self.context) + len(choice) + _NUM_SPECIAL for choice in self.choices)
-        return max(whole) > self.length
+        longest = max(map(len, self.choices))
+        return len(self.context) + longest + _NUM_SPECIAL > self.length
 
     def sequences(self, tokenizer: AlbertTokenizer) -> list[TokenisedExample]:
-        """Return each as [CLS] context [SEP] question choice [SEP], cut by `split_choice`."""
+        """Return [CLS] context [SEP] question choice [SEP] for each choice, truncated."""
         cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
         sequences = []
         for choice in self.choices:
@@ -300,7 +302,7 @@ class ChoiceExample:
                 TokenisedExample(
                     ids=[cls_id, *self.context[:num_first].tolist(), sep_id, *second, sep_id],
                     types=[0] * (num_first + 2) + [1] * (num_second + 1),
-                    target=0,  # its question has one
+                    target=0,  # the target is the question's
                 )
             )
         return sequences
@@ -310,7 +312,7 @@ class ChoiceExample:
 
 
 def with_choice(question: str | None, choice: str) -> str:
-    """Return a question with a choice in its blanks; after it, if it has no blanks."""
+    """Return a question with a choice in its blanks, or after it if it has no blanks."""
     if not question:
         return choice
     if _BLANK.search(question):
@@ -319,13 +321,14 @@ def with_choice(question: str | None, choice: str) -> str:
 
 
 def split_choice(num_context: int, num_choice: int, max_positions: int) -> tuple[int, int]:
-    """Return the tokens of a context, its first, and of a choice, its last, that fit the positions.
+    """Return the numbers of tokens of a context and of a choice that fit the positions.
 
-    The context is cut first. Of a choice, which has its question before it, the last 128 tokens, or
-    half of fewer positions, are kept in any case (the original's run_race).
+    The context is truncated first, at its end. A choice with its question is truncated at its
+    beginning, but keeps 128 tokens, or half of the positions if that is less (as in run_race of the
+    original code).
     """
     room = max_positions - _NUM_SPECIAL
-    reserved = min(_CHOICE_TOKENS, room // 2)
+    reserved = min(_MIN_CHOICE_TOKENS, room // 2)
     num_choice = min(num_choice, max(reserved, room - num_context))
     return min(num_context, room - num_choice), num_choice
 
@@ -333,11 +336,11 @@ def split_choice(num_context: int, num_choice: int, max_positions: int) -> tuple
 def choice_examples(
     texts: Sequence[ChoiceText], tokenizer: AlbertTokenizer, *, length: int, truncation: bool
 ) -> tuple[list[ChoiceExample], int]:
-    """Tokenise questions, and return how many have a context or choice that is cut."""
+    """Tokenise questions, and return the number of questions with a truncated text."""
     examples, errors, num_truncated = [], [], 0
     context: tuple[str, _Tokens] | None = None
     for text in progress(texts, title="tokenising questions", unit="questions"):
-        # The questions on a passage follow each other.
+        # Questions on the same passage follow each other, so it is tokenised once.
         if context is None or context[0] != text.context:
             context = text.context, _tokens(tokenizer, text.context)
         example = ChoiceExample(
@@ -348,9 +351,11 @@ def choice_examples(
             target=text.label,
             length=length,
         )
-        if example.is_cut and not truncation:
-            errors.append(f"{text.place}: over {length} tokens; --truncation truncates such texts")
-        num_truncated += example.is_cut
+        if example.is_truncated and not truncation:
+            errors.append(
+                f"{text.location}: The text has more than {length} tokens. Use --truncation."
+            )
+        num_truncated += example.is_truncated
         examples.append(example)
     raise_listed(errors)
     return examples, num_truncated

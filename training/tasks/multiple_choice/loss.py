@@ -1,6 +1,6 @@
-"""Multiple choice in a run: its configuration, its micro-batches, its loss and its validation.
+"""Multiple choice in a run: configuration, micro-batches, loss and validation.
 
-All choices of a question are packed together.
+All choices of a question are in the same micro-batch.
 
 Shape legend: C sequences, which are choices, Q questions, K choices of a question.
 """
@@ -37,8 +37,8 @@ from training.tasks.base import (
 )
 from training.tasks.multiple_choice.files import ChoiceExample, choice_examples, read_choice_splits
 
-# Of the passes of a step: its questions can be too many for the memory of one.
-_TOKENS_A_PASS: Final = 16_384
+# The questions of a step can need more memory than one forward pass has.
+_MAX_PASS_TOKENS: Final = 16_384
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +46,8 @@ class ChoiceBatch(ExampleBatch):
     """A micro-batch with one prediction for each question.
 
     Attributes:
-        num_choices: (Q,) of each question; `firsts` and `sizes` are those of all choices, (C,).
-        targets: (Q,).
+        num_choices: (Q,) number of choices of each question; `firsts` and `sizes` are (C,).
+        targets: (Q,) index of the right choice.
     """
 
     num_choices: Tensor
@@ -56,7 +56,7 @@ class ChoiceBatch(ExampleBatch):
 def collate_choices(
     examples: Sequence[ChoiceExample], tokenizer: AlbertTokenizer, *, row_length: int
 ) -> ChoiceBatch:
-    """Pack the choices of questions, none longer than `row_length`, by best fit into rows."""
+    """Pack the choices of questions, of at most `row_length` tokens each, into rows."""
     sequences = [sequence for example in examples for sequence in example.sequences(tokenizer)]
     packed = collate_examples(MULTIPLE_CHOICE, sequences, row_length=row_length)
     values: dict[str, Any] = {field.name: getattr(packed, field.name) for field in fields(packed)}
@@ -70,7 +70,7 @@ def collate_choices(
 
 
 class ChoiceBatches(Sequence[ChoiceBatch]):
-    """Questions, in order, as micro-batches of a limited number of tokens, packed when read."""
+    """The micro-batches of questions in order, each packed when it is read."""
 
     def __init__(
         self, examples: Sequence[ChoiceExample], tokenizer: AlbertTokenizer, *, row_length: int
@@ -83,52 +83,52 @@ class ChoiceBatches(Sequence[ChoiceBatch]):
         return len(self._passes)
 
     def __getitem__(self, number: Any) -> Any:
-        """Return one micro-batch, which is not kept."""
+        """Pack a micro-batch, without storing it."""
         return collate_choices(self._passes[number], self._tokenizer, row_length=self._row_length)
 
 
 def _passes(examples: Sequence[ChoiceExample]) -> Iterator[list[ChoiceExample]]:
-    """Yield questions that go through the model together; one that is over the limit alone."""
-    passed: list[ChoiceExample] = []
+    """Yield the questions of each forward pass; a question over the token limit is alone."""
+    batch: list[ChoiceExample] = []
     num_tokens = 0
     for example in examples:
-        num_more = sum(example.lengths)
-        if passed and num_tokens + num_more > _TOKENS_A_PASS:
-            yield passed
-            passed, num_tokens = [], 0
-        passed.append(example)
-        num_tokens += num_more
-    if passed:
-        yield passed
+        size = sum(example.lengths)
+        if batch and num_tokens + size > _MAX_PASS_TOKENS:
+            yield batch
+            batch, num_tokens = [], 0
+        batch.append(example)
+        num_tokens += size
+    if batch:
+        yield batch
 
 
 @dataclass(kw_only=True)
 class _ChoiceStream(ExampleStream[ChoiceExample]):
-    """Task stream over questions, `batch_size` a step in as many micro-batches as they need."""
+    """Task stream of questions, `batch_size` per step in as many micro-batches as necessary."""
 
     tokenizer: AlbertTokenizer
 
     def passes(self, examples: Sequence[ChoiceExample]) -> Sequence[Sequence[ChoiceExample]]:
-        """Return questions in the parts that go through the model together."""
+        """Return the questions of each forward pass."""
         return list(_passes(examples))
 
     def pack(self, examples: Sequence[ChoiceExample], row_length: int) -> MicroBatch:
-        """Return questions as one micro-batch."""
+        """Pack questions into one micro-batch."""
         return collate_choices(examples, self.tokenizer, row_length=row_length)
 
 
 def _stream(
     examples: Sequence[ChoiceExample], setup: TrainingSetup, batch_size: int
 ) -> _ChoiceStream:
-    """Return the task stream of questions, packed into rows of the length that costs least."""
+    """Return the task stream of questions, packed into rows of the cheapest length."""
     steps = islice(shuffled_batches(len(examples), batch_size, setup.seed), NUM_SAMPLED_BATCHES)
-    passes = [passed for step in steps for passed in _passes([examples[i] for i in step])]
+    passes = [batch for step in steps for batch in _passes([examples[i] for i in step])]
     return _ChoiceStream(
         task=MULTIPLE_CHOICE,
         examples=examples,
         batch_size=batch_size,
         row_length=best_row_length(
-            [np.concatenate([example.lengths for example in passed]) for passed in passes],
+            [np.concatenate([example.lengths for example in batch]) for batch in passes],
             longest=max(max(example.lengths) for example in examples),
             config=setup.architecture,
         ),
@@ -140,13 +140,13 @@ def _stream(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChoiceConfig:
-    """The questions of a run with choices.
+    """The configuration of multiple choice in a run.
 
     Attributes:
-        files, validation: files, or folders of them.
-        columns: of the context, the question and the answer.
-        choice_columns: of the choices; none for those that data sets commonly have.
-        metric: figure that decides which validation is best; None for accuracy.
+        files, validation: files or folders of questions.
+        columns: columns of the context, the question and the answer.
+        choice_columns: columns of the choices; empty for the common names.
+        metric: metric that selects the best checkpoint; None for accuracy.
     """
 
     files: Sequence[Path]
@@ -169,13 +169,13 @@ def read_questions(config: ChoiceConfig, setup: TrainingSetup, batch_size: int) 
         streams=(_stream(examples[TRAINING], setup, batch_size),),
         losses={MULTIPLE_CHOICE: partial(choice_loss, logits=setup.compiled(cls_logits))},
         validation=_validation(examples.get(VALIDATION, ()), setup),
-        figure=config.metric or "accuracy",
+        metric=config.metric or "accuracy",
         long_texts=long_texts,
     )
 
 
 def _validation(examples: Sequence[ChoiceExample], setup: TrainingSetup) -> Validation | None:
-    """Return the validation on held-out questions, in batches of like lengths."""
+    """Return the validation on held-out questions, in batches of similar lengths."""
     if not examples:
         return None
     ordered = sorted(examples, key=lambda example: max(example.lengths))
@@ -186,13 +186,10 @@ def _validation(examples: Sequence[ChoiceExample], setup: TrainingSetup) -> Vali
 def choice_loss(
     model: AlbertForTasks, batch: ChoiceBatch, logits: LogitsFunction = cls_logits
 ) -> dict[LossName, LossSums]:
-    """Return the loss of multiple choice: cross-entropy over the choices of each question.
-
-    Each choice has a logit, from its [CLS] row.
-    """
+    """Return the cross-entropy over the choices of each question."""
     logits_C = logits(model, batch)[:, 0].float()
-    places_K = torch.arange(int(batch.num_choices.max()), device=logits_C.device)
-    is_choice_QK = places_K < batch.num_choices[:, None]
+    indices_K = torch.arange(int(batch.num_choices.max()), device=logits_C.device)
+    is_choice_QK = indices_K < batch.num_choices[:, None]
     missing_QK = torch.full(is_choice_QK.shape, -torch.inf, device=logits_C.device)
     logits_QK = missing_QK.masked_scatter(is_choice_QK, logits_C)
     return {MULTIPLE_CHOICE: cross_entropy(logits_QK, batch.targets, len(batch.targets))}

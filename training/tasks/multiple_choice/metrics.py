@@ -1,4 +1,4 @@
-"""Evaluation of multiple choice: loss and accuracy, of all questions and of each group.
+"""Evaluation of multiple choice: loss and accuracy of all questions, and of each group.
 
 Shape legend: N choices of a question, Q questions.
 """
@@ -21,7 +21,7 @@ from training.model.heads import MULTIPLE_CHOICE, AlbertForTasks
 from training.tasks.engine import EngineItem, TorchEngine, predict
 from training.tasks.multiple_choice.files import ChoiceText, choice_examples, groups_of
 
-# The names of the figures begin with it.
+# The names of the metrics begin with this.
 PREFIX: Final = "multiple_choice"
 
 
@@ -30,8 +30,8 @@ class ChoicePredictions:
     """A model's predictions for questions of multiple choice.
 
     Attributes:
-        logits: (N,) fp32 of each question.
-        num_truncated: questions of which a text was cut.
+        logits: (N,) logits of each question's choices, in fp32.
+        num_truncated: number of questions with a truncated text.
     """
 
     questions: Sequence[ChoiceText]
@@ -51,35 +51,35 @@ class ChoicePredictions:
 
     @cached_property
     def predictions_Q(self) -> NDArray[np.int64]:
-        """The index of the choice of each question."""
+        """The index of the predicted choice of each question."""
         return np.array([logits_N.argmax() for logits_N in self.logits])
 
     @cached_property
     def is_right_Q(self) -> NDArray[np.bool_]:
-        """Whether the right choice was chosen."""
+        """Whether the predicted choice is right."""
         labels_Q = np.array([question.label for question in self.questions])
         is_right_Q: NDArray[np.bool_] = self.predictions_Q == labels_Q
         return is_right_Q
 
     def groups(self) -> dict[str, dict[str, float]]:
-        """Return accuracy, loss and number of questions, of all as "" and of each group."""
+        """Return accuracy, loss and number of questions of each group, and of all as ""."""
         group_of_Q = np.array([question.group for question in self.questions])
-        of_group = {name: group_of_Q == name for name in groups_of(self.questions)}
+        masks = {name: group_of_Q == name for name in groups_of(self.questions)}
         return {
             name: {
-                "accuracy": float(self.is_right_Q[within_Q].mean()),
-                "loss": float(self.losses_Q[within_Q].mean()),
-                "questions": int(within_Q.sum()),
+                "accuracy": float(self.is_right_Q[mask_Q].mean()),
+                "loss": float(self.losses_Q[mask_Q].mean()),
+                "questions": int(mask_Q.sum()),
             }
-            for name, within_Q in {"": np.full(len(group_of_Q), True), **of_group}.items()
+            for name, mask_Q in {"": np.full(len(group_of_Q), True), **masks}.items()
         }
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of all questions and of each group, and the count of those cut."""
+        """Return the metrics of all questions and groups, and the number of truncated questions."""
         figures: dict[str, Any] = {
-            f"{PREFIX}_{name}_{figure}" if name else f"{PREFIX}_{figure}": value
-            for name, its_figures in self.groups().items()
-            for figure, value in its_figures.items()
+            f"{PREFIX}_{name}_{metric}" if name else f"{PREFIX}_{metric}": value
+            for name, metrics in self.groups().items()
+            for metric, value in metrics.items()
         }
         return {**figures, f"{PREFIX}_truncated": self.num_truncated}
 
@@ -102,7 +102,7 @@ def choose(
                 EncoderInput(ids=sequence.ids, types=sequence.types, task=MULTIPLE_CHOICE, rows=[0])
                 for sequence in example.sequences(tokenizer)
             ],
-            read=_read_logits,
+            decode=_decode,
         )
         for example in examples
     ]
@@ -110,5 +110,5 @@ def choose(
     return ChoicePredictions(questions=questions, logits=logits, num_truncated=num_truncated)
 
 
-def _read_logits(logits: list[Logits]) -> list[NDArray[np.float32]]:
+def _decode(logits: list[Logits]) -> list[NDArray[np.float32]]:
     return [np.concatenate(logits)[:, 0]]

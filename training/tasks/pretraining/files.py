@@ -22,20 +22,20 @@ from training.data.streams import PackedStream
 from training.errors import RunError
 from training.loop.distributed import World
 
-# Maximum tokens of a pair in both orders, where neither options nor the model have less.
+# The default maximum tokens of a pair.
 _ORDER_LENGTH: Final = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderBatch(MicroBatch):
-    """A micro-batch of pairs, unmasked, all in order and then all swapped.
+    """A micro-batch of pairs without masks: all in order, then all swapped.
 
-    Content that says more often than not which segment comes first, whatever their order, is the
-    same in both orders of a pair, and teaches nothing where both are compared.
+    A pair has the same content in both orders. So the comparison of both teaches order, and not
+    which content usually comes first.
 
     Attributes:
         firsts: (2 C,) position of each sequence's [CLS], as an index into the flattened tokens.
-        labels: (2 C,) 0 in order, 1 swapped; IGNORED where C was rounded up.
+        labels: (2 C,) 0 for in order, 1 for swapped, or IGNORED for padding of C.
     """
 
     task: str = "sentence-order"
@@ -45,7 +45,7 @@ class OrderBatch(MicroBatch):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderCollator:
-    """Collates rows of examples of `pairs` into a batch of twice as many rows."""
+    """Function that collates rows of `pairs` examples into a batch of twice as many rows."""
 
     shards: Shards
     length: int
@@ -79,10 +79,10 @@ class TextStreams:
     """The task streams of a run on plain text.
 
     Attributes:
-        num_rows: masked rows per step, of `length` tokens, over all processes.
-        max_batch_tokens: maximum tokens of a micro-batch, which has one row at least.
+        num_rows: masked rows per step of all processes, with `length` tokens each.
+        max_batch_tokens: maximum tokens of a micro-batch, which has one or more rows.
         short_rate: fraction of the documents that are cut into shorter examples.
-        rows_option: the option of the rows with its value, for errors.
+        rows_option: option for `num_rows` and its value, for messages.
     """
 
     shards: Shards
@@ -100,7 +100,7 @@ class TextStreams:
 
     @property
     def examples(self) -> ExampleSettings:
-        """The settings for cutting examples of masked rows."""
+        """The settings of the examples of masked rows."""
         return ExampleSettings(
             length=self.length, sentence_task=self.sentence_task, short_rate=self.short_rate
         )
@@ -137,9 +137,12 @@ class TextStreams:
         """Return the task stream of pairs in both orders.
 
         Args:
-            length: maximum tokens of a pair; None for 512, or the model's positions.
-            num_rows: rows per step; None for about the tokens of a masked step, divisible by the
-                processes.
+            length: maximum tokens of a pair; None for 512, or for fewer positions of the model.
+            max_positions: positions of the model.
+            short_rate: fraction of the documents that are cut into shorter pairs.
+            min_sentences: minimum sentences of each segment.
+            num_rows: rows per step of all processes; None for about as many tokens as in the
+                masked rows.
         """
         length = length or min(_ORDER_LENGTH, max_positions)
         settings = ExampleSettings(
@@ -160,14 +163,18 @@ class TextStreams:
         )
 
     def _slice(self, num_rows: int, row_length: int, option: str) -> Slicing:
-        """Divide a step's rows into micro-batches, the largest that fit."""
+        """Divide a step's rows into the largest micro-batches that fit."""
         size = self.world.size
         if num_rows % size:
-            raise RunError(f"{option} is no multiple of the {size} processes")
-        own, most = num_rows // size, max(1, self.max_batch_tokens // row_length)
+            raise RunError(f"{option} is not a multiple of the {size} processes.")
+        process_rows, max_rows = num_rows // size, max(1, self.max_batch_tokens // row_length)
         return Slicing(
             num_rows=num_rows,
-            rows_per_batch=max(rows for rows in range(1, min(own, most) + 1) if own % rows == 0),
+            rows_per_batch=max(
+                rows
+                for rows in range(1, min(process_rows, max_rows) + 1)
+                if process_rows % rows == 0
+            ),
             rank=self.world.rank,
             world_size=size,
         )

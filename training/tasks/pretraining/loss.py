@@ -1,4 +1,4 @@
-"""Losses of plain text: masked tokens, and sentence order; and continued pretraining in a run.
+"""Continued pretraining in a run: configuration, data, and losses of both pretraining tasks.
 
 Shape legend: B rows, S positions, H hidden size, R rows gathered, C sequences or pairs.
 """
@@ -31,17 +31,19 @@ TASK: Final = "pretraining"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainingConfig:
-    """The text of a run that continues pretraining.
+    """The configuration of continued pretraining in a run.
 
     Attributes:
-        tokenizer_file: `tokenizer.json`, by which the text is prepared.
-        shards: the folder of the prepared text.
-        sentence_task: of the masked rows, where no steps of their own learn sentence order.
+        files: files of plain text.
+        tokenizer_file: `tokenizer.json` for preparing the text.
+        shards: folder of the prepared text.
+        sentence_task: sentence task of the masked rows; ignored if `has_pairs`.
+        mask_rate: fraction of the tokens that are masked.
         short_rate: fraction of the documents that are cut into shorter examples.
-        has_pairs: whether steps learn sentence order from pairs in both orders.
-        order_length: maximum tokens of a pair; None for 512, or the model's positions.
+        has_pairs: whether separate steps train sentence order on pairs in both orders.
+        order_length: maximum tokens of a pair; None for 512, or for fewer positions of the model.
         order_short_rate: fraction of the documents that are cut into shorter pairs.
-        order_sentences: minimum sentences of each side of a pair.
+        order_sentences: minimum sentences of each segment of a pair.
     """
 
     files: Sequence[Path]
@@ -57,15 +59,15 @@ class PretrainingConfig:
 
 
 def read_text(config: PretrainingConfig, setup: TrainingSetup, batch_size: int) -> TrainingTask:
-    """Open the text, which is prepared if need be.
+    """Open the prepared text, or prepare it.
 
     Args:
-        batch_size: packed rows of a step on masked tokens, over all processes.
+        batch_size: masked rows per step of all processes.
     """
     world = setup.world
     rows_option = f"--batch-size {batch_size} of pretraining"
-    if batch_size % world.size:  # before text is prepared, which takes long
-        raise RunError(f"{rows_option} is no multiple of the {world.size} processes")
+    if batch_size % world.size:  # checked first, because preparing text takes long
+        raise RunError(f"{rows_option} is not a multiple of the {world.size} processes.")
     with main_first(world):
         shards = prepare(config.files, config.tokenizer_file, config.shards)
     text = TextStreams(
@@ -94,7 +96,7 @@ def read_text(config: PretrainingConfig, setup: TrainingSetup, batch_size: int) 
 
 
 def losses(*, compiles: bool) -> dict[str, LossFunction]:
-    """Return the loss functions of masked rows and of pairs, compiled or not."""
+    """Return the loss functions of masked rows and of pairs, compiled on request."""
     if not compiles:
         return {TASK: pretrain_loss, "sentence-order": paired_order_loss}
     return {
@@ -104,11 +106,11 @@ def losses(*, compiles: bool) -> dict[str, LossFunction]:
 
 
 class PretrainTargets(NamedTuple):
-    """The positions of a batch that the heads of pretraining read, and their targets.
+    """The positions that the heads of pretraining read, and their targets.
 
     Attributes:
-        rows, targets: (R,) of masked tokens.
-        firsts, labels: (C,) of the sentence task; None if its head is left out.
+        rows, targets: (R,) positions and ids of masked tokens.
+        firsts, labels: (C,) positions and targets of the sentence task; None without the task.
     """
 
     rows: Tensor
@@ -120,8 +122,8 @@ class PretrainTargets(NamedTuple):
     def of(cls, model: AlbertForTasks, batch: PretrainBatch) -> PretrainTargets:
         """Return the positions that the model's heads read, and their targets.
 
-        The head of the sentence task is left out where the batch's rows have none: gradients of
-        zero would still decay its weights.
+        If the batch has no sentence task, its head is not read, because gradients of zero would
+        still decay the head's weights.
         """
         if "sentence-order" in model.tasks and "sentence-order" in batch.counts:
             return cls(batch.rows, batch.targets, batch.firsts, batch.labels)
@@ -129,25 +131,25 @@ class PretrainTargets(NamedTuple):
 
     @property
     def positions(self) -> Tensor:
-        """The gathered positions: masked tokens, then each [CLS]."""
+        """The positions to gather: masked tokens, then each [CLS]."""
         return self.rows if self.firsts is None else torch.cat([self.rows, self.firsts])
 
 
-# Summed loss and right answers of each head of pretraining that was read.
+# The summed loss and the number of right answers of each head.
 HeadSums: TypeAlias = dict[LossName, tuple[Tensor, Tensor]]
 
 
 def _pretrain_sums(
-    model: AlbertForTasks, tokens: ModelInputs, reading: PretrainTargets
+    model: AlbertForTasks, tokens: ModelInputs, targets: PretrainTargets
 ) -> HeadSums:
-    """Return the sums for `pretrain_loss`; takes only tensors, so that it can be compiled."""
-    hidden_RH = model(tokens, reading.positions)
-    num_masked = len(reading.targets)
-    masked = cross_entropy(model.logits("fill-mask", hidden_RH[:num_masked]), reading.targets, 0)
+    """Return the sums of each head; the arguments are only tensors, for compilation."""
+    hidden_RH = model(tokens, targets.positions)
+    num_masked = len(targets.targets)
+    masked = cross_entropy(model.logits("fill-mask", hidden_RH[:num_masked]), targets.targets, 0)
     sums: HeadSums = {"fill-mask": (masked.loss, masked.right)}
-    if reading.labels is not None:
+    if targets.labels is not None:
         order = cross_entropy(
-            model.logits("sentence-order", hidden_RH[num_masked:]), reading.labels, 0
+            model.logits("sentence-order", hidden_RH[num_masked:]), targets.labels, 0
         )
         sums["sentence-order"] = (order.loss, order.right)
     return sums
@@ -158,17 +160,17 @@ def pretrain_loss(
     batch: PretrainBatch,
     sums: Callable[..., HeadSums] = _pretrain_sums,
 ) -> dict[LossName, LossSums]:
-    """Return the losses of masked tokens and, with its head and labels, of the sentence task.
+    """Return the losses of masked tokens and of the sentence task, if the batch has it.
 
-    Paper, sections 3.1 and 4.1. Logits, and the last layer after its attention, are computed at
-    the gathered positions only.
+    See the paper, sections 3.1 and 4.1. The last layer after its attention, and the logits, are
+    computed only for the positions of targets.
     """
-    reading = PretrainTargets.of(model, batch)
+    targets = PretrainTargets.of(model, batch)
     if sums is not _pretrain_sums:
-        mark_dynamic(reading)
+        mark_dynamic(targets)
     return {
         name: LossSums(loss=loss, right=right, count=batch.counts[name])
-        for name, (loss, right) in sums(model, batch.tokens, reading).items()
+        for name, (loss, right) in sums(model, batch.tokens, targets).items()
     }
 
 
@@ -182,12 +184,14 @@ def paired_order_loss(
 ) -> dict[LossName, LossSums]:
     """Return both losses of pairs in both orders.
 
-    With s the log-odds of "in order", `paired-order` is -log sigmoid((s(A, B) - s(B, A)) / 2),
-    which ignores what the pair's content adds to both, and `sentence-order` the cross-entropy of
-    each order alone, which has this be 0, so that the service's probability of one text is
-    calibrated. Halved, both have the same optimum: if the content allows the probability p,
-    s(A, B) = -s(B, A) = log(p / (1 - p)). Each is log 2 at chance. Right in `paired-order` is a
-    pair whose right order scores higher.
+    Let s be the log-odds of "in order". `paired-order` is -log sigmoid((s(A, B) - s(B, A)) / 2). It
+    ignores any number that the pair's content adds to both. `sentence-order` is the cross-entropy
+    of each order alone. It trains this number to be 0, so that the service's probabilities are
+    calibrated.
+
+    Because of the factor 1/2, both have the same optimum: s(A, B) = -s(B, A) = log(p / (1 - p)), if
+    p is the probability that the content allows. Each loss is log 2 at chance. In `paired-order`, a
+    pair counts as right if the right order has the higher score.
     """
     if logits is not _order_logits:
         mark_dynamic([batch.firsts])

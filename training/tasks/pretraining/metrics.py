@@ -1,4 +1,4 @@
-"""Evaluation of pretraining on held-out text: masked tokens, and the sentence task."""
+"""Evaluation of pretraining on held-out text: masked tokens and the sentence task."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from training.system.precision import PrecisionName
 from training.tasks.pretraining.files import OrderBatch, OrderCollator
 from training.tasks.pretraining.loss import paired_order_loss, pretrain_loss
 
-# Fixed, so that all models predict the same tokens.
+# A constant, so that all models predict the same tokens.
 _SEED: Final = 12345
-_TOKENS_A_BATCH: Final = 4096
+_MAX_BATCH_TOKENS: Final = 4096
 
 
 def evaluate_text(
@@ -41,7 +41,7 @@ def evaluate_text(
     length: int,
     products: PrecisionName = "auto",
 ) -> dict[str, float]:
-    """Evaluate a checkpoint's model on text, by its own tokenizer and sentence task."""
+    """Evaluate a checkpoint's model on text, with the checkpoint's tokenizer and sentence task."""
     tokenizer_file = folder / "tokenizer.json"
     masking = NgramMasking.of(AlbertTokenizer.from_file(tokenizer_file))
     settings = ExampleSettings(length=length, sentence_task=_sentence_task(folder, model))
@@ -51,7 +51,7 @@ def evaluate_text(
 
 
 def _sentence_task(folder: Path, model: AlbertForTasks) -> SentenceTask:
-    """Return the task that the checkpoint's sentence head was trained on."""
+    """Return the sentence task of the checkpoint's pretraining."""
     if "sentence-order" not in model.tasks:
         return "none"
     return "nsp" if read_config(folder).get("albert_sentence_task") == "nsp" else "sop"
@@ -64,14 +64,13 @@ def evaluate_pretraining(
     settings: ExampleSettings,
     products: PrecisionName = "auto",
 ) -> dict[str, float]:
-    """Evaluate masked tokens (loss in nats, accuracy) and the sentence task; nan without any.
+    """Measure masked tokens (loss in nats, accuracy) and the sentence task; nan without any.
 
-    Next sentences are among masked tokens, as they are learnt. The order of segments is asked for
-    without masks, in both orders, and masked tokens then stand in texts of one segment, as the
-    service fills them: a model that learnt order in steps of its own saw no masks in pairs.
+    Next-sentence prediction is measured on masked pairs, as in training. Sentence order is measured
+    on pairs without masks, in both orders, because separate training steps have no masks. Masked
+    tokens are then in single segments, as in the service's requests.
 
-    `unigram_entropy` is the loss of a model that has learnt the token frequencies of this text
-    and nothing else.
+    `unigram_entropy` is the loss of a model that has learnt only the text's token frequencies.
     """
     device = next(model.parameters()).device
     tasks: tuple[Task, ...] = ("fill-mask",)
@@ -79,13 +78,12 @@ def evaluate_pretraining(
     if settings.sentence_task == "nsp":
         tasks, masked_settings = ("fill-mask", "sentence-order"), settings
     batches = list(held_out(shards, masking, masked_settings))
-    shown = progress(batches, title="validation", unit="batches")
-    tallies = measure(
-        Objective(model, device, {"pretraining": pretrain_loss}), shown, tasks, device, products
-    )
+    batches_shown = progress(batches, title="validation", unit="batches")
+    objective = Objective(model, device, {"pretraining": pretrain_loss})
+    tallies = measure(objective, batches_shown, tasks, device, products)
     assert tallies is not None
     masked = tallies["fill-mask"]
-    figures = {
+    metrics = {
         "masked_loss": masked.loss,
         "masked_accuracy": masked.accuracy,
         "masked_tokens": masked.count,
@@ -93,24 +91,24 @@ def evaluate_pretraining(
     }
     if settings.sentence_task == "nsp":
         order = tallies["sentence-order"]
-        figures |= {
+        metrics |= {
             "next_sentence_loss": order.loss,
             "next_sentence_accuracy": order.accuracy,
             "next_sentence_pairs": order.count,
         }
     if settings.sentence_task == "sop":
-        figures |= order_figures(model, shards, settings, products)
-    return figures
+        metrics |= order_metrics(model, shards, settings, products)
+    return metrics
 
 
 def held_out(
     shards: Shards, masking: NgramMasking, settings: ExampleSettings, *, max_rows: int | None = None
 ) -> Iterator[PretrainBatch]:
-    """Yield batches of the packed rows of one epoch, or its first `max_rows`; deterministic."""
+    """Yield the batches of one epoch, or of its first `max_rows` rows, with a constant seed."""
     plan = Plan(shards=shards, settings=settings, seed=_SEED)
     collate = Collator(shards=shards, masking=masking, length=settings.length, seed=_SEED)
     rows = islice(plan.epoch(0), max_rows)
-    size = max(1, _TOKENS_A_BATCH // settings.length)
+    size = max(1, _MAX_BATCH_TOKENS // settings.length)
     while chunk := list(islice(rows, size)):
         yield collate(chunk)
 
@@ -118,49 +116,51 @@ def held_out(
 def unigram_entropy(shards: Shards, vocab_size: int) -> float:
     """Return the entropy of the corpus' token frequencies, in nats.
 
-    It is the loss of a model that has learnt the token frequencies of this text and nothing else.
+    This is the loss of a model that has learnt only these frequencies.
     """
     counts = shards.token_counts(vocab_size)
     frequencies = counts[counts > 0] / counts.sum()
     return float(-(frequencies * np.log(frequencies)).sum())
 
 
-def order_figures(
+def order_metrics(
     model: AlbertForTasks,
     shards: Shards,
     settings: ExampleSettings,
     products: PrecisionName = "auto",
 ) -> dict[str, float]:
-    """Return how well a model knows the order of pairs; nan without any.
+    """Return the metrics of sentence order; nan if the text has no pairs.
 
-    `sentence_order_loss` and `_accuracy` are of each order alone, `_paired_accuracy` of both
-    compared: chance is a half. `single_sentence_order_...` are the same of two single sentences of
-    like lengths.
+    `sentence_order_loss` and `_accuracy` measure each order alone. `_paired_accuracy` measures the
+    comparison of both orders. An accuracy of a half is chance. The metrics of two single sentences
+    of similar lengths begin with `single_`.
 
     Args:
-        settings: of which the length and the fraction of shorter examples count.
+        settings: settings of examples; only `length` and `short_rate` are used.
     """
     settings = replace(settings, sentence_task="pairs")
-    single = _order_figures(
+    single = _measure_order(
         model, shards, replace(settings, min_sentences=1, single_sentences=True), products
     )
-    figures = _order_figures(model, shards, settings, products)
-    return figures | {f"single_{name}": figure for name, figure in single.items()}
+    metrics = _measure_order(model, shards, settings, products)
+    return metrics | {f"single_{name}": value for name, value in single.items()}
 
 
-def _order_figures(
+def _measure_order(
     model: AlbertForTasks, shards: Shards, settings: ExampleSettings, products: PrecisionName
 ) -> dict[str, float]:
     device = next(model.parameters()).device
     batches = list(_held_out_pairs(shards, settings))
     objective = Objective(model, device, {"sentence-order": paired_order_loss})
-    shown = progress(batches, title="sentence order", unit="batches")
-    tallies = measure(objective, shown, ("sentence-order", "paired-order"), device, products)
+    batches_shown = progress(batches, title="sentence order", unit="batches")
+    tallies = measure(
+        objective, batches_shown, ("sentence-order", "paired-order"), device, products
+    )
     assert tallies is not None
-    alone, paired = tallies["sentence-order"], tallies["paired-order"]
+    single, paired = tallies["sentence-order"], tallies["paired-order"]
     return {
-        "sentence_order_loss": alone.loss,
-        "sentence_order_accuracy": alone.accuracy,
+        "sentence_order_loss": single.loss,
+        "sentence_order_accuracy": single.accuracy,
         "sentence_order_paired_accuracy": paired.accuracy,
         "sentence_order_pairs": paired.count,
     }
@@ -169,6 +169,6 @@ def _order_figures(
 def _held_out_pairs(shards: Shards, settings: ExampleSettings) -> Iterator[OrderBatch]:
     collate = OrderCollator(shards=shards, length=settings.length)
     rows = Plan(shards=shards, settings=settings, seed=_SEED).epoch(0)
-    size = max(1, _TOKENS_A_BATCH // (2 * settings.length))
+    size = max(1, _MAX_BATCH_TOKENS // (2 * settings.length))
     while chunk := list(islice(rows, size)):
         yield collate(chunk)

@@ -1,4 +1,4 @@
-"""Questions of SQuAD files, v1.1 and v2.0, nested or a row each, and their training windows."""
+"""Questions of SQuAD files (v1.1 and v2.0, nested or flat), and their training windows."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Question:
     """A question on a context.
 
     Attributes:
-        answers: the correct answers; empty if the context has none.
-        start: character offset of the first answer in the context, as the file has it; None
+        answers: correct answers; empty if the context does not answer the question.
+        start: character offset of the first answer in the context, according to the file; None
             without an answer.
-        place: file and id, for messages.
-        article: file and title of the article of the context.
+        location: file and id, for messages.
+        article: file and title of the context's article.
     """
 
     id: str
@@ -37,7 +37,7 @@ class Question:
     context: str
     answers: tuple[str, ...]
     start: int | None
-    place: str = ""
+    location: str = ""
     article: str = ""
 
 
@@ -47,10 +47,12 @@ class _Answer(BaseModel):
 
 
 def _as_list(answers: Any) -> Any:
-    """Return answers as a list; the Hub's files have `{"text": [...], "answer_start": [...]}`."""
+    """Return a list of answers; files of the Hub have `{"text": [...], "answer_start": [...]}`."""
     if isinstance(answers, dict) and isinstance(answers.get("text"), str):
         return [answers]
-    if not isinstance(answers, dict) or not all(isinstance(one, list) for one in answers.values()):
+    if not isinstance(answers, dict) or not all(
+        isinstance(values, list) for values in answers.values()
+    ):
         return answers
     num_answers = max(map(len, answers.values()), default=0)
     return [
@@ -63,7 +65,7 @@ def _text(value: Any) -> Any:
     return "" if is_blank(value) else value
 
 
-# A cell without a value is an empty text.
+# A missing value becomes an empty text.
 _Text: TypeAlias = Annotated[str, BeforeValidator(_text)]
 
 
@@ -88,7 +90,7 @@ class _Article(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_row(cls, value: Any) -> Any:
-        """Return a row of a flat file, which has one question with its context, as an article."""
+        """Return the article of a row of a flat file, which has a question and its context."""
         if not isinstance(value, dict) or "paragraphs" in value or "context" not in value:
             return value
         if "answers" not in value and "answer" in value:
@@ -105,10 +107,11 @@ class _SquadFile(BaseModel):
 def read_squad(files: Sequence[Path]) -> list[Question]:
     """Read the questions of SQuAD files, v1.1 or v2.0.
 
-    `.json`, optionally compressed; or rows of a question each, as the Hub has them: `.jsonl`,
-    `.parquet`, and what else `read_records` reads. In place of a folder stand its files.
-    A question has no answer if it is marked `is_impossible`, or has no `answers`. One that is
-    empty, or whose context is, is left out, and a line counts them.
+    Nested files are `.json`, optionally compressed. Flat files have a question per row, as on the
+    Hub: `.jsonl`, `.parquet` and the other formats of `read_records`. A folder means its files.
+
+    A question has no answer if it is marked `is_impossible`, or has no `answers`. Empty questions,
+    and questions on an empty context, are omitted and counted in one printed line.
     """
     questions, errors = _read(files)
     raise_listed(errors)
@@ -116,10 +119,10 @@ def read_squad(files: Sequence[Path]) -> list[Question]:
 
 
 def read_located(files: Sequence[Path]) -> tuple[list[Question], int]:
-    """Read the questions of SQuAD files, with their answers located.
+    """Read the questions of SQuAD files, and locate their answers.
 
     Returns:
-        The questions, and how many of them were repaired.
+        Questions, and the number of repaired offsets.
     """
     questions, errors = _read(files)
     located, num_repaired = questions, 0
@@ -130,28 +133,29 @@ def read_located(files: Sequence[Path]) -> tuple[list[Question], int]:
 
 
 def _read(files: Sequence[Path]) -> tuple[list[Question], list[str]]:
-    """Return the questions of the files, and the faults in them."""
+    """Return the questions of the files, and the errors."""
     questions: list[Question] = []
     errors: list[str] = []
-    found: list[Path] = []
+    all_files: list[Path] = []
     for path in files:
         with collecting(errors):
-            found += find_files([path])
-    for file in found:
+            all_files += find_files([path])
+    for file in all_files:
         is_nested = ".json" in file.suffixes or not has_known_suffix(file)
         read = _read_nested if is_nested else _read_rows
         try:
             questions += _questions(read(file), file)
         except CorpusError as error:
             errors += error.args
-    asked = [each for each in questions if each.question and each.context.strip()]
-    if num_empty := len(questions) - len(asked):
+    complete = [item for item in questions if item.question and item.context.strip()]
+    if num_omitted := len(questions) - len(complete):
         print(
-            f"{num_empty:,} of {len(questions):,} questions are left out: empty, or of no context"
+            f"Omitted {num_omitted:,} of {len(questions):,} questions, because they or their "
+            "contexts are empty."
         )
-    if not asked and not errors:
-        errors.append(f"no questions in {', '.join(map(str, files))}")
-    return asked, errors
+    if not complete and not errors:
+        errors.append(f"There are no questions in {', '.join(map(str, files))}.")
+    return complete, errors
 
 
 def _read_nested(file: Path) -> list[_Article]:
@@ -165,7 +169,7 @@ def _read_nested(file: Path) -> list[_Article]:
 
 
 def _has_rows(content: str) -> bool:
-    """Whether JSON is an array, or lines of questions with their contexts."""
+    """Whether JSON is an array, or has a question with its context in each line."""
     content = content.lstrip("\ufeff \t\r\n")
     try:
         return content.startswith("[") or "context" in json.loads(content.partition("\n")[0])
@@ -185,10 +189,10 @@ def _read_rows(file: Path) -> list[_Article]:
     return articles
 
 
-def _messages(error: ValidationError, place: str) -> list[str]:
+def _messages(error: ValidationError, location: str) -> list[str]:
     return [
-        f"{place} is not in SQuAD's format: {_path(each['loc'])}: {each['msg']}"
-        for each in error.errors()
+        f"{location} is not in SQuAD's format: {_path(detail['loc'])}: {detail['msg']}."
+        for detail in error.errors()
     ]
 
 
@@ -207,36 +211,37 @@ def _questions(articles: Sequence[_Article], file: Path) -> Iterator[Question]:
                     context=paragraph.context,
                     answers=tuple(answer.text for answer in answers),
                     start=answers[0].answer_start if answers else None,
-                    place=f"{file}, question {entry.id}",
+                    location=f"{file}, question {entry.id}",
                     article=f"{file}: {article.title or number}",
                 )
 
 
 def locate_answers(questions: Sequence[Question]) -> tuple[list[Question], int]:
-    """Check that each first answer stands at its offset, and repair offsets that are unambiguous.
+    """Check that each first answer is at its offset, and repair offsets that are unambiguous.
 
     Returns:
-        The questions, and how many of them were repaired.
+        Questions, and the number of repaired offsets.
     """
     located: list[Question] = []
     errors: list[str] = []
     for question in questions:
-        fitting = _located(question)
-        if isinstance(fitting, str):
-            errors.append(f"{question.place}: {fitting}")
+        result = _locate_answer(question)
+        if isinstance(result, str):
+            errors.append(f"{question.location}: {result}")
         else:
-            located.append(fitting)
+            located.append(result)
     raise_listed(errors)
-    return located, sum(one is not other for one, other in zip(questions, located, strict=True))
+    pairs = zip(questions, located, strict=True)
+    return located, sum(question is not repaired for question, repaired in pairs)
 
 
-def _located(question: Question) -> Question | str:
-    """Return the question with the place of its answer, or why there is none."""
+def _locate_answer(question: Question) -> Question | str:
+    """Return the question with the offset of its answer, or an error."""
     if question.start is None:
         return question
     answer, start, context = question.answers[0], question.start, question.context
     if not answer.strip():
-        return "the answer is empty; mark the question is_impossible, or leave it out"
+        return "The answer is empty. Mark the question is_impossible, or remove it."
     if start >= 0 and context.startswith(answer, start):
         return question
     answer = answer.strip()
@@ -257,12 +262,16 @@ def span_examples(
 ) -> Iterator[TokenisedExample]:
     """Yield the windows of one question: [CLS] question [SEP] part of the context [SEP].
 
-    Each begins `stride` tokens after the previous one. The targets are the positions of the
-    answer's first and last token; 0, the [CLS], where a window has no answer.
+    The targets are the positions of the answer's first and last token; both are 0, the [CLS], if a
+    window does not contain the answer.
 
-    The question is cut to `max_question` tokens, as in the original's run_squad, or to half of a
-    short window. Short windows have a smaller stride, so that neighbours share a quarter. The
-    answer must stand at its offset (`locate_answers`).
+    Args:
+        question: question whose answer is at its offset (`locate_answers`).
+        length: maximum tokens of a window.
+        stride: tokens between the beginnings of windows; less in short windows, so that neighbours
+            share a quarter.
+        max_question: maximum tokens of the question, or half of a short window. Longer questions
+            are truncated, as in run_squad of the original code.
     """
     query = tokenizer.encode_plain(question.question)
     query = query.slice(0, min(max_question, (length - _NUM_SPECIAL) // 2))
@@ -284,9 +293,9 @@ def _answer_tokens(question: Question, context: Encoding) -> tuple[int | None, i
     if question.start is None:
         return None, -1
     stop = question.start + len(question.answers[0])
-    touched = [
+    overlapping = [
         index
         for index, (begin, end) in enumerate(context.offsets)
         if begin < stop and end > question.start
     ]
-    return (touched[0], touched[-1]) if touched else (None, -1)
+    return (overlapping[0], overlapping[-1]) if overlapping else (None, -1)

@@ -1,4 +1,4 @@
-"""Question answering in a run: its configuration, its loss, and its held-out questions.
+"""Question answering in a run: configuration, data, loss and validation.
 
 Shape legend: C sequences, S positions.
 """
@@ -28,9 +28,9 @@ from training.tasks.engine import HeldOutItems
 from training.tasks.question_answering.files import Question, read_located, span_examples
 from training.tasks.question_answering.metrics import (
     answer_items,
-    lay_questions,
+    prepare_questions,
     question_parameters,
-    validation_figures,
+    validation_metrics,
 )
 
 TASK: Final[Task] = "question-answering"
@@ -38,11 +38,13 @@ TASK: Final[Task] = "question-answering"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionConfig:
-    """The questions of a run.
+    """The configuration of question answering in a run.
 
     Attributes:
+        files: SQuAD files.
+        validation: SQuAD files of held-out questions.
         length: maximum tokens of a question with a window of its context.
-        metric: figure that decides which validation is best; None for F1.
+        metric: metric that selects the best checkpoint; None for F1.
     """
 
     files: Sequence[Path]
@@ -54,7 +56,7 @@ class QuestionConfig:
 def read_spans(config: QuestionConfig, setup: TrainingSetup, batch_size: int) -> TrainingTask:
     """Read and tokenise the questions of the training and validation files."""
     length = min(config.length, setup.architecture.max_positions)
-    figure = config.metric or "f1"
+    metric = config.metric or "f1"
     errors: list[str] = []
     examples: Sequence[TokenisedExample] = ()
     validation = None
@@ -62,23 +64,23 @@ def read_spans(config: QuestionConfig, setup: TrainingSetup, batch_size: int) ->
         questions, num_repaired = read_located(config.files)
         if num_repaired:
             print(
-                f"{num_repaired:,} of {len(questions):,} answers did not stand at their "
-                "answer_start; the only place that fits was taken"
+                f"{num_repaired:,} of {len(questions):,} answers were not at their answer_start. "
+                "Corrected the offsets, which were unambiguous."
             )
-        shown = progress(questions, title="tokenising questions", unit="questions")
-        examples = _windows(shown, setup.tokenizer, length)
+        questions_shown = progress(questions, title="tokenising questions", unit="questions")
+        examples = _windows(questions_shown, setup.tokenizer, length)
     if config.validation:
         check_metric(config.metric, ("f1", "exact_match", "loss"), "questions")
         with collecting(errors, EvaluationError):
             questions, _ = read_located(config.validation)
-            validation = _validation(questions, figure, setup, length)
+            validation = _validation(questions, metric, setup, length)
     raise_listed(errors)
     return TrainingTask(
         name=TASK,
         streams=(setup.stream(TASK, examples, batch_size),),
         losses={TASK: partial(span_loss, logits=setup.compiled(_span_logits))},
         validation=validation,
-        figure=figure,
+        metric=metric,
     )
 
 
@@ -93,20 +95,20 @@ def _windows(
 
 
 def _validation(
-    questions: Sequence[Question], figure: str, setup: TrainingSetup, length: int
+    questions: Sequence[Question], metric: str, setup: TrainingSetup, length: int
 ) -> Validation:
-    """Return the validation: by the loss of the windows, or by the answers."""
+    """Return the validation, which measures the loss of windows or the service's answers."""
     windows = _windows(questions, setup.tokenizer, length)
     held_out = None
-    if figure != "loss":
+    if metric != "loss":
         max_positions = setup.architecture.max_positions
         task = QuestionAnswering(tokenizer=setup.tokenizer, max_positions=max_positions)
         parameters = question_parameters(max_positions, may_be_empty=True)
         held_out = HeldOutItems(
             task=TASK,
-            items=lay_questions(task, questions, parameters),
+            items=prepare_questions(task, questions, parameters),
             predict=answer_items,
-            compute_metrics=validation_figures,
+            compute_metrics=validation_metrics,
         )
     return Validation(
         batches=validation_batches(TASK, windows, row_length=setup.row_length),
@@ -116,21 +118,21 @@ def _validation(
 
 
 def _span_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
-    """Return start and end logits (C, S, 2) of the tokens of each example; -inf behind its last."""
+    """Return start and end logits (C, S, 2) of each example's tokens, -inf in its padding."""
     logits_T2 = model.logits("question-answering", model(batch.tokens)).flatten(0, 1).float()
-    rows_CS, places_S = example_rows(batch)
-    is_outside_CS = places_S >= batch.sizes[:, None]
+    rows_CS, positions_S = example_rows(batch)
+    is_outside_CS = positions_S >= batch.sizes[:, None]
     return logits_T2[rows_CS].masked_fill(is_outside_CS[..., None], -torch.inf)
 
 
 def span_loss(
     model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = _span_logits
 ) -> dict[LossName, LossSums]:
-    """Return the loss of question answering: cross-entropy of start and end positions."""
+    """Return the mean of the cross-entropies of start and end positions."""
     logits_CS2, count = logits(model, batch), len(batch.targets)
     start, end = (
-        cross_entropy(logits_CS2[..., side], batch.targets[:, side], count) for side in (0, 1)
+        cross_entropy(logits_CS2[..., index], batch.targets[:, index], count) for index in (0, 1)
     )
-    # Start and end are halves of one prediction (the original's run_squad).
+    # Start and end are halves of one prediction, as in run_squad of the original code.
     loss, right = (start.loss + end.loss) / 2, (start.right + end.right) / 2
     return {"question-answering": LossSums(loss=loss, right=right, count=count)}

@@ -1,8 +1,7 @@
 """Evaluation of question answering: exact match, F1, and the threshold of "no answer".
 
-Scores are those of SQuAD's official scripts. Those of v1.1 and of v2.0 differ where an answer has
-no word (such as "."): in v1.1 it is an answer like any other, and has no F1; in v2.0 it is none,
-and two answers without words are equal.
+The metrics follow SQuAD's official scripts. The scripts differ for answers without words, such as
+".". In v1.1, they are answers with an F1 of 0. In v2.0, they are equal to "no answer".
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from training.model.heads import AlbertForTasks
 from training.tasks.engine import EngineItem, TorchEngine, predict
 from training.tasks.question_answering.files import Question
 
-# The limits of the original's run_squad, in tokens.
+# The limits in tokens of run_squad in the original code.
 MAX_ANSWER_LENGTH: Final = 30
 _MAX_QUESTION_LENGTH: Final = 64
 BEST_F1_THRESHOLD: Final = "question_answering_best_f1_threshold"
 
-# The least share of the questions that a threshold gives an answer, and gives none.
-_TELLING: Final = 0.01
+# With a smaller fraction of answered or of unanswered questions, a threshold is useless.
+_MIN_ANSWERED_FRACTION: Final = 0.01
 _SHOWN_IDS: Final = 5
 
 _Version: TypeAlias = Literal["1.1", "2.0"]
@@ -55,13 +54,14 @@ def question_parameters(
     max_answer_length: int = MAX_ANSWER_LENGTH,
     length: int | None = None,
 ) -> QuestionAnsweringParameters:
-    """Return the parameters of the requests by which questions are asked.
+    """Return the parameters of requests to the service.
 
     Args:
-        max_positions: of the model.
-        may_be_empty: whether no answer is one.
-        max_answer_length: tokens of the longest answer.
-        length: maximum tokens of a question with a window of its context; None for the service's.
+        max_positions: positions of the model.
+        may_be_empty: whether "no answer" is allowed.
+        max_answer_length: maximum tokens of an answer.
+        length: maximum tokens of a question with a window of its context; None for the service's
+            default.
     """
     parameters = {
         "handle_impossible_answer": may_be_empty,
@@ -80,10 +80,10 @@ class AnsweredQuestion:
     """A model's answers to a question.
 
     Attributes:
-        n_best: the best answers with their probabilities, the best first; "no answer" is not among
-            them.
-        no_answer: the probability of "no answer".
-        null_score: the logit of "no answer" minus that of the best answer.
+        question: question with its correct answers.
+        n_best: answers with their probabilities, best first, without "no answer".
+        no_answer: probability of "no answer".
+        null_score: logit of "no answer" minus the logit of the best answer.
     """
 
     question: Question
@@ -93,7 +93,7 @@ class AnsweredQuestion:
 
     @property
     def best(self) -> str:
-        """The best answer that is not "no answer"."""
+        """The best answer, without regard to "no answer"."""
         return self.n_best[0][0] if self.n_best else ""
 
 
@@ -105,113 +105,118 @@ def answer_questions(
     max_answer_length: int = MAX_ANSWER_LENGTH,
     length: int | None = None,
 ) -> list[AnsweredQuestion]:
-    """Answer questions as the service does."""
+    """Answer questions as the service would."""
     max_positions = model.config.max_positions
     task = QuestionAnswering(tokenizer=tokenizer, max_positions=max_positions)
     parameters = question_parameters(
         max_positions, may_be_empty=True, max_answer_length=max_answer_length, length=length
     )
-    return answer_items(TorchEngine(model), lay_questions(task, questions, parameters))
+    return answer_items(TorchEngine(model), prepare_questions(task, questions, parameters))
 
 
-def lay_questions(
+def prepare_questions(
     task: QuestionAnswering,
     questions: Sequence[Question],
     parameters: QuestionAnsweringParameters,
 ) -> list[EngineItem]:
-    """Return the inputs of each question, as the service lays them."""
+    """Return the model inputs of each question, which are the service's."""
     errors = _repeated_ids(questions)
     items: list[EngineItem] = []
     for question in questions:
         try:
             item = QuestionContext(question=question.question, context=question.context)
-            asked = task.prepare_question(item, parameters)
+            prepared = task.prepare_question(item, parameters)
         except (InvalidInputError, ValidationError):
-            place = question.place or f"question {question.id}"
-            errors.append(f"{place}: it is empty, or too long for the model")
+            location = question.location or f"question {question.id}"
+            errors.append(f"{location}: The question is empty, or too long for the model.")
         else:
-            read = partial(_read, asked)
-            items.append(EngineItem(inputs=asked.inputs, read=read, rights=[question]))
+            decode = partial(_decode, prepared)
+            items.append(EngineItem(inputs=prepared.inputs, decode=decode, targets=[question]))
     if errors:
         raise EvaluationError(*errors)
     return items
 
 
 def answer_items(runner: Runner, items: Sequence[EngineItem]) -> list[AnsweredQuestion]:
-    """Answer the questions of `lay_questions`."""
+    """Answer the questions of `prepare_questions`."""
     answers = predict(runner, items, "questions")
     return [
         AnsweredQuestion(
             question=question, n_best=n_best, no_answer=no_answer, null_score=null_score
         )
         for item, (n_best, no_answer, null_score) in zip(items, answers, strict=True)
-        for question in item.rights or ()
+        for question in item.targets or ()
     ]
 
 
-def validation_figures(answered: Sequence[AnsweredQuestion]) -> dict[str, float]:
-    """Return exact match and F1 in percent; of v2.0 at their best thresholds."""
-    figures = question_figures(answered, 0.0)
+def validation_metrics(answers: Sequence[AnsweredQuestion]) -> dict[str, float]:
+    """Return exact match and F1 in percent, for v2.0 at their best thresholds."""
+    metrics = question_metrics(answers, 0.0)
     return {
-        name: figures.get(f"question_answering_best_{name}", figures[f"question_answering_{name}"])
+        name: metrics.get(f"question_answering_best_{name}", metrics[f"question_answering_{name}"])
         for name in ("exact_match", "f1")
     }
 
 
 def _repeated_ids(questions: Sequence[Question]) -> list[str]:
-    """Return an error for ids that several questions have, if there are some."""
+    """Return an error if several questions have the same id."""
     counts = Counter(question.id for question in questions)
     repeated = [name for name, count in counts.items() if count > 1]
     if not repeated:
         return []
     shown = ", ".join(repeated[:_SHOWN_IDS])
-    return [f"{len(repeated):,} ids stand for several questions: {shown}; each needs its own"]
+    return [
+        f"Several questions have the same id, for {len(repeated):,} ids: {shown}. Use unique ids."
+    ]
 
 
-def _read(
-    asked: PreparedQuestion, logits: list[Logits]
+def _decode(
+    prepared: PreparedQuestion, logits: list[Logits]
 ) -> list[tuple[list[tuple[str, float]], float, float]]:
-    spans = asked.find(logits)
-    scores, no_answer = spans.scores(asked.threshold)
+    spans = prepared.find(logits)
+    scores, no_answer = spans.scores(prepared.threshold)
     n_best = [
-        (asked.text[span.start : span.end], score)
+        (prepared.text[span.start : span.end], score)
         for span, score in zip(spans.best[:NUM_BEST], scores, strict=False)
     ]
     return [(n_best, no_answer, spans.null_score)]
 
 
-def question_figures(answered: Sequence[AnsweredQuestion], threshold: float) -> dict[str, float]:
-    """Return exact match and F1 in percent, by the rules of SQuAD's official scripts.
+def question_metrics(answered: Sequence[AnsweredQuestion], threshold: float) -> dict[str, float]:
+    """Return exact match and F1 in percent, as SQuAD's official scripts compute them.
 
-    Where some questions have no answer, the rules are those of v2.0, "no answer" may be chosen, and
-    there are the figures of the questions with and without an answer, of those with an answer if
-    "no answer" may not be chosen, and of the best thresholds.
+    If some questions have no answer, the rules of v2.0 apply. There are then also metrics of the
+    questions with an answer, of the questions without an answer, of the former if every question is
+    answered, and of the best thresholds.
 
     Args:
-        threshold: the null score over which the answer is "no answer".
+        threshold: maximum null score of an answer; above it, the prediction is "no answer".
     """
     scores = score_answers(answered, threshold)
+    metrics = _mean_metrics("", scores)
     if not may_be_empty(answered):
-        return _named("", scores)
-    figures = _named("", scores)
+        return metrics
     parts: defaultdict[str, list[SquadScore]] = defaultdict(list)
     for reply, score in zip(answered, scores, strict=True):
         if reply.question.answers:
             parts["has_answer_"].append(score)
-            forced = score_answer(reply.question, reply.best, "2.0")
-            parts["has_answer_always_answered_"].append(forced)
+            best_score = score_answer(reply.question, reply.best, "2.0")
+            parts["has_answer_always_answered_"].append(best_score)
         else:
             parts["no_answer_"].append(score)
-    for name, some in parts.items():
-        figures |= _named(name, some)
-    return figures | _best_figures(answered)
+    for prefix, part_scores in parts.items():
+        metrics |= _mean_metrics(prefix, part_scores)
+    return metrics | _best_threshold_metrics(answered)
 
 
 def score_answers(answered: Sequence[AnsweredQuestion], threshold: float) -> list[SquadScore]:
-    """Return exact match and F1 of each answer; where all questions have one, of the best."""
+    """Return exact match and F1 of each answer; the threshold is ignored under v1.1."""
     version = version_of([reply.question for reply in answered])
-    limit = threshold if version == "2.0" else math.inf
-    return [score_answer(reply.question, predicted(reply, limit), version) for reply in answered]
+    max_null_score = threshold if version == "2.0" else math.inf
+    return [
+        score_answer(reply.question, predicted(reply, max_null_score), version)
+        for reply in answered
+    ]
 
 
 def may_be_empty(answered: Sequence[AnsweredQuestion]) -> bool:
@@ -219,66 +224,66 @@ def may_be_empty(answered: Sequence[AnsweredQuestion]) -> bool:
     return version_of([reply.question for reply in answered]) == "2.0"
 
 
-def _named(part: str, scores: Sequence[SquadScore]) -> dict[str, float]:
+def _mean_metrics(prefix: str, scores: Sequence[SquadScore]) -> dict[str, float]:
     mean = mean_score(scores)
     return {
-        f"question_answering_{part}exact_match": mean.exact,
-        f"question_answering_{part}f1": mean.f1,
-        f"question_answering_{part}questions": len(scores),
+        f"question_answering_{prefix}exact_match": mean.exact,
+        f"question_answering_{prefix}f1": mean.f1,
+        f"question_answering_{prefix}questions": len(scores),
     }
 
 
-def _best_figures(answered: Sequence[AnsweredQuestion]) -> dict[str, float]:
-    figures = {}
-    raw = [score_answer(reply.question, reply.best, "2.0") for reply in answered]
-    for name, side in (("exact_match", 0), ("f1", 1)):
+def _best_threshold_metrics(answered: Sequence[AnsweredQuestion]) -> dict[str, float]:
+    metrics = {}
+    best_scores = [score_answer(reply.question, reply.best, "2.0") for reply in answered]
+    for name, index in (("exact_match", 0), ("f1", 1)):
         best, threshold = find_best_threshold(
             [
                 Outcome(
-                    score=score[side],
+                    score=score[index],
                     is_empty=not reply.best,
                     null_score=reply.null_score,
                     has_answer=bool(reply.question.answers),
                 )
-                for reply, score in zip(answered, raw, strict=True)
+                for reply, score in zip(answered, best_scores, strict=True)
             ]
         )
-        figures[f"question_answering_best_{name}"] = best
-        figures[f"question_answering_best_{name}_threshold"] = threshold
-    return figures
+        metrics[f"question_answering_best_{name}"] = best
+        metrics[f"question_answering_best_{name}_threshold"] = threshold
+    return metrics
 
 
-def predicted(answered: AnsweredQuestion, threshold: float) -> str:
-    """Return the answer, empty if the null score is over the threshold."""
-    return "" if answered.null_score > threshold else answered.best
+def predicted(answer: AnsweredQuestion, threshold: float) -> str:
+    """Return the best answer, or "" if the null score exceeds the threshold."""
+    return "" if answer.null_score > threshold else answer.best
 
 
 def describe_threshold(answered: Sequence[AnsweredQuestion], threshold: float) -> str | None:
-    """Return a warning if a threshold gives hardly a question an answer, or nearly all."""
-    share = sum(bool(predicted(reply, threshold)) for reply in answered) / len(answered)
-    if _TELLING <= share <= 1 - _TELLING:
+    """Return a warning if a threshold leaves hardly any question answered, or unanswered."""
+    fraction = sum(bool(predicted(reply, threshold)) for reply in answered) / len(answered)
+    if _MIN_ANSWERED_FRACTION <= fraction <= 1 - _MIN_ANSWERED_FRACTION:
         return None
     return (
-        f"the threshold of the best F1, {threshold:.4g}, gives {share:.1%} of the questions an "
-        "answer: the model does not tell which have one, and a bundle gets no threshold"
+        f"With the threshold of the best F1, {threshold:.4g}, {fraction:.1%} of the questions have "
+        "an answer. The model does not recognise which have one, so bundles get no threshold."
     )
 
 
 class SquadScore(NamedTuple):
-    """Exact match and F1, of one question from 0 to 1, of several in percent."""
+    """Exact match and F1: from 0 to 1 for one question, in percent for several."""
 
     exact: float
     f1: float
 
 
 def version_of(questions: Sequence[Question]) -> _Version:
-    """Return the version of the script: v2.0 if any question has no answer."""
+    """Return the version of the official script: v2.0 if any question has no answer."""
     return "1.1" if all(question.answers for question in questions) else "2.0"
 
 
 def mean_score(scores: Sequence[SquadScore]) -> SquadScore:
-    """Return the mean of the scores of one or more questions, in percent."""
-    exact, f1 = (100 * sum(figures) / len(scores) for figures in zip(*scores, strict=True))
+    """Return the mean scores of questions in percent."""
+    exact, f1 = (100 * sum(values) / len(scores) for values in zip(*scores, strict=True))
     return SquadScore(exact, f1)
 
 
@@ -296,27 +301,27 @@ def score_answer(question: Question, predicted: str, version: _Version) -> Squad
 
 def _token_f1(predicted: str, answer: str) -> float:
     """Return the F1 of the words of two texts; 1 if both are empty."""
-    words, right = normalize(predicted).split(), normalize(answer).split()
-    if not words or not right:
-        return float(words == right)
-    num_common = (Counter(words) & Counter(right)).total()
-    return 2 * num_common / (len(words) + len(right))
+    words, answer_words = normalize(predicted).split(), normalize(answer).split()
+    if not words or not answer_words:
+        return float(words == answer_words)
+    num_common = (Counter(words) & Counter(answer_words)).total()
+    return 2 * num_common / (len(words) + len(answer_words))
 
 
 def normalize(text: str) -> str:
-    """Lower a text's case, and remove punctuation, articles and repeated white space."""
+    """Lowercase a text, and remove punctuation, articles and repeated white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The score of a question's answer, and whether it has one.
+    """The score of a predicted answer, and whether the question has an answer.
 
     Attributes:
-        score: exact match or F1 of the answer, from 0 to 1.
-        is_empty: whether the answer is empty.
-        null_score: of "no answer"; it is chosen where this is over a threshold.
-        has_answer: whether "no answer" is wrong.
+        score: exact match or F1 of the predicted answer, from 0 to 1.
+        is_empty: whether the predicted answer is empty.
+        null_score: score of "no answer", which is predicted if the score exceeds the threshold.
+        has_answer: whether the question has an answer.
     """
 
     score: float
@@ -328,18 +333,18 @@ class Outcome:
 def find_best_threshold(outcomes: Sequence[Outcome]) -> tuple[float, float]:
     """Return the best mean score over all thresholds, in percent, and that threshold.
 
-    `find_best_thresh` of the official script of v2.0, but for two cases: of questions with equal
-    null scores, either all are answered or none; and if it is best to answer none, the threshold is
-    below all null scores, where the script has 0. It is finite, where null scores may be infinite.
+    This is `find_best_thresh` of the official script of v2.0 except in two cases. Of questions with
+    equal null scores, all are answered or none. If it is best to answer none, the threshold is less
+    than all null scores, not 0. The threshold is finite even if null scores are infinite.
     """
     ordered = sorted(outcomes, key=lambda outcome: outcome.null_score)
     total = best = float(sum(not outcome.has_answer for outcome in ordered))
-    finite = (question.null_score for question in ordered if math.isfinite(question.null_score))
+    finite = (outcome.null_score for outcome in ordered if math.isfinite(outcome.null_score))
     threshold = min(finite, default=0.0) - 1
-    for outcome, after in pairwise([*ordered, None]):
+    for outcome, next_outcome in pairwise([*ordered, None]):
         assert outcome is not None
         total += outcome.score if outcome.has_answer else -float(not outcome.is_empty)
-        is_last = after is None or after.null_score > outcome.null_score
+        is_last = next_outcome is None or next_outcome.null_score > outcome.null_score
         if is_last and total > best and math.isfinite(outcome.null_score):
             best, threshold = total, outcome.null_score
     return 100 * best / len(ordered), threshold

@@ -1,6 +1,6 @@
 """Texts with entities, and their training windows.
 
-Files are JSONL and Parquet, of words with tags or of characters, and CoNLL's columns.
+Files are JSONL and Parquet with tagged words or with character offsets, and CoNLL's columns.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from training.data.labelled.rows import gather_rows, raise_listed, read_records
 
 _TAGS: Final = ("ner_tags", "tags", "labels")
 _IS_TAG: Final = re.compile(rf"{OUTSIDE}|[BIESLUM]-.+").fullmatch
-# PER-B, B_PER, b-PER, o, and what has no letter.
+# Misspelt tags such as PER-B, B_PER, b-PER and o, and tags without a letter.
 _IS_RESEMBLING: Final = re.compile(
     r"(?i:o|[bieslum][-_:/|].*)|.+[-_:/|][BIESLUM]|[\W\d_]*"
 ).fullmatch
 _DOCUMENT: Final = "-DOCSTART-"
-_SHOWN_PLACES: Final = 3
+_MAX_LOCATIONS: Final = 3
 
 
 class Entity(NamedTuple):
-    """A labelled part of a text, in characters; the end is excluded."""
+    """A labelled part of a text, from character `start` to `end`, exclusive."""
 
     start: int
     end: int
@@ -47,55 +47,55 @@ class Entity(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaggedText:
-    """A text and its entities, in its order and without overlaps.
+    """A text and its entities, in order and without overlaps.
 
     Attributes:
-        words: start and end of each word of a file of words; none of plain text.
-        place: file and line, for messages.
+        words: start and end of each word; empty if the file has no words.
+        location: file and line, for messages.
     """
 
     text: str
     entities: tuple[Entity, ...]
     words: tuple[tuple[int, int], ...] = ()
-    place: str = ""
+    location: str = ""
 
     @property
     def pair(self) -> None:
-        """The second text, which there is none."""
+        """None, because the text is not one of a pair."""
 
     @property
     def label(self) -> str:
-        """The label of its first entity, by which texts are divided."""
+        """The label of the first entity, by which `hold_out` divides texts."""
         return self.entities[0].label if self.entities else OUTSIDE
 
 
 class _TaggedWords(NamedTuple):
-    """Words with their tags, and the place of each."""
+    """Words with their tags and locations (file and line)."""
 
     words: list[str]
     tags: list[str]
-    places: list[str]
+    locations: list[str]
 
 
 class _Spans(NamedTuple):
-    """A text with entities as the file has them, and the number of repaired offsets."""
+    """A text with entities in the order of the file, and the number of repaired offsets."""
 
     text: str
     entities: list[Entity]
     num_repaired: int
-    place: str
+    location: str
 
 
 def read_tagged(files: Sequence[Path]) -> list[TaggedText]:
-    """Read texts with entities, and print how many entities and tags are not as they should be.
+    """Read texts with entities, and print the number of faulty entities and tags.
 
     JSONL, Parquet and Arrow files have rows of `tokens` with `ner_tags` or `tags`, which are names
-    or numbers of a ClassLabel, or rows of a `text` with `entities` of `start`, `end` and `label`.
-    Other files are CoNLL's: a word a line, its tag in the last column, a blank line after each
-    sentence. In place of a folder stand its files. Tags are BIO, IO, BIOES, BILOU or BMES.
+    or indices of a ClassLabel, or rows of a `text` with `entities` of `start`, `end` and `label`.
+    Other files have CoNLL's format: a word per line, its tag in the last column, and a blank line
+    after each sentence. A folder means its files. Tags are BIO, IO, BIOES, BILOU or BMES.
 
-    Of entities that overlap, the first and longest stays. An entity whose own `text` is not at its
-    offsets is repaired if it can be located.
+    Of overlapping entities, only the first and longest is used. If the `text` of an entity can be
+    located, but not at its offsets, they are corrected.
     """
     errors: list[str] = []
     rows: list[_TaggedWords | _Spans] = gather_rows(
@@ -114,28 +114,30 @@ def read_tagged(files: Sequence[Path]) -> list[TaggedText]:
             texts.append(_of_words(row))
         else:
             apart = _without_overlaps(row.entities)
-            overlapping += [row.place] * (len(row.entities) - len(apart))
-            repaired += [row.place] * row.num_repaired
-            texts.append(TaggedText(text=row.text, entities=tuple(apart), place=row.place))
-    _tell("tags that break their scheme, and are read as they stand", broken)
-    _tell("entities that overlap another one, and are left out", overlapping)
-    _tell("entities at other offsets than their text, and located by it", repaired)
+            overlapping += [row.location] * (len(row.entities) - len(apart))
+            repaired += [row.location] * row.num_repaired
+            texts.append(TaggedText(text=row.text, entities=tuple(apart), location=row.location))
+    _report("tags that break their scheme (used unchanged)", broken)
+    _report("entities that overlap another entity (ignored)", overlapping)
+    _report("entities whose text is not at their offsets (corrected)", repaired)
     return texts
 
 
-def _tell(fault: str, places: Sequence[str]) -> None:
-    """Print how many faults there are, and the places of the first ones."""
-    if places:
-        shown = "; ".join(dict.fromkeys(places[:_SHOWN_PLACES]))
-        more = ", ..." if len(places) > _SHOWN_PLACES else ""
-        print(f"{fault}: {len(places):,}, at {shown}{more}")
+def _report(fault: str, locations: Sequence[str]) -> None:
+    """Print the number of faults, and the first locations."""
+    if locations:
+        shown = "; ".join(dict.fromkeys(locations[:_MAX_LOCATIONS]))
+        more = ", ..." if len(locations) > _MAX_LOCATIONS else ""
+        print(f"{len(locations):,} {fault}: {shown}{more}")
 
 
 def label_names(texts: Sequence[TaggedText]) -> list[str]:
-    """Return the tags of a model of these texts: O, and B- and I- of each label."""
+    """Return the names of a model's outputs: O, and B- and I- of each label."""
     labels = sorted({entity.label for text in texts for entity in text.entities})
     if not labels:
-        raise CorpusError("no text has an entity; tags other than O, or entities, are needed")
+        raise CorpusError(
+            "The texts have no entities. Use texts with entities, or with tags other than O."
+        )
     return [OUTSIDE, *(f"{prefix}-{label}" for label in labels for prefix in "BI")]
 
 
@@ -158,7 +160,9 @@ def _read_conll(file: Path, errors: list[str]) -> Iterator[_TaggedWords]:
             if fields[:1] == ["#"] and "\t" not in line and not _IS_TAG(fields[-1]):
                 continue  # a comment, such as `# text = Ada came`
             if len(fields) == 1:
-                errors.append(f"{file}, line {number}: one column; a word and its tag are needed")
+                errors.append(
+                    f"{file}, line {number}: The line has one column. It needs a word and its tag."
+                )
             elif fields and fields[0] != _DOCUMENT:
                 rows.append((fields[0], fields[-1], f"{file}, line {number}"))
             elif rows:
@@ -169,7 +173,7 @@ def _read_conll(file: Path, errors: list[str]) -> Iterator[_TaggedWords]:
 
 
 def _columns(line: str) -> list[str]:
-    """Return the columns of a line: divided by tabs only if it has any, otherwise by spaces."""
+    """Return the columns of a line, which tabs divide, or spaces if there is no tab."""
     line = line.strip(" \t\r\n")
     if "\t" in line:
         return [field.strip(" ") for field in line.split("\t")]
@@ -177,19 +181,19 @@ def _columns(line: str) -> list[str]:
 
 
 def _unknown_tags(rows: Sequence[_TaggedWords]) -> list[str]:
-    """Return an error for each tag that is in no scheme, with its first place.
+    """Return an error for each tag that is not in a scheme, with its first location.
 
-    A file may have labels without any prefix, but none that resemble another spelling of one.
+    A file may have labels without prefixes, except labels that look like misspelt tags.
     """
-    places: dict[str, list[str]] = {}
+    locations_of: dict[str, list[str]] = {}
     for row in rows:
-        for tag, place in zip(row.tags, row.places, strict=True):
-            places.setdefault(tag, []).append(place)
-    has_prefixes = any(tag != OUTSIDE and _IS_TAG(tag) for tag in places)
+        for tag, location in zip(row.tags, row.locations, strict=True):
+            locations_of.setdefault(tag, []).append(location)
+    has_prefixes = any(tag != OUTSIDE and _IS_TAG(tag) for tag in locations_of)
     return [
-        f"{its_places[0]}: the tag {tag!r} is in none of the schemes BIO, IO, BIOES, BILOU and "
-        f"BMES ({len(its_places):,} words have it). Write O, and B-LABEL or I-LABEL"
-        for tag, its_places in places.items()
+        f"{locations[0]}: Tag {tag!r} is not in any of the schemes BIO, IO, BIOES, BILOU and BMES "
+        f"({len(locations):,} words have it). Use O, and B-LABEL or I-LABEL."
+        for tag, locations in locations_of.items()
         if not _IS_TAG(tag) and (has_prefixes or _IS_RESEMBLING(tag))
     ]
 
@@ -202,18 +206,18 @@ def _of_record(record: Row) -> _TaggedWords | _Spans:
     if text is not None and entities is not None:
         content = values[text]
         if not isinstance(content, str):
-            raise ValueError(f"{text} is {content!r:.50}, not a text")
-        spans = [_entity(each, content) for each in values[entities] or ()]
+            raise ValueError(f"Column {text} is {content!r:.50}, not a text.")
+        spans = [_entity(value, content) for value in values[entities] or ()]
         num_repaired = sum(is_repaired for _, is_repaired in spans)
         return _Spans(content, [entity for entity, _ in spans], num_repaired, record.location)
     if tokens is None or tags is None:
         raise ValueError(
-            "neither tokens with ner_tags or tags, nor text with entities; its columns are "
-            + ", ".join(map(str, values))
+            "The columns are neither tokens with ner_tags or tags, nor text with entities, but "
+            f"{', '.join(map(str, values))}."
         )
     words, names = values[tokens], values[tags]
     if not isinstance(words, list) or not isinstance(names, list) or len(words) != len(names):
-        raise ValueError(f"{tokens} and {tags} must be lists of the same length")
+        raise ValueError(f"Columns {tokens} and {tags} must be lists of the same length.")
     classes = record.classes.get(tags, ())
     return _TaggedWords(
         [cell_text(word) or "" for word in words],
@@ -228,139 +232,143 @@ def _tag(value: Any, classes: Sequence[str], column: str) -> str:
         return text or OUTSIDE
     if int(text) >= len(classes):
         raise ValueError(
-            f"{column} holds the number {text}, and the file names {len(classes)} classes; write "
-            "names, or a Parquet file of `datasets` with ClassLabel"
+            f"Column {column} has the number {text}, but the file names {len(classes)} classes. "
+            "Use names, or a Parquet file of `datasets` with ClassLabel."
         )
     return classes[int(text)]
 
 
 def _entity(value: Any, text: str) -> tuple[Entity, bool]:
     """Return an entity without white space around it, and whether its offsets were repaired."""
-    known = value if isinstance(value, Mapping) else {}
-    start, end, label = (known.get(name) for name in ("start", "end", "label"))
+    fields = value if isinstance(value, Mapping) else {}
+    start, end, label = (fields.get(name) for name in ("start", "end", "label"))
     if not isinstance(start, int) or not isinstance(end, int) or not isinstance(label, str):
-        raise ValueError(f"an entity is {value!r:.80}; it needs start, end and label")
+        raise ValueError(f"{value!r:.80} is not an entity. It needs start, end and label.")
     part = text[start:end] if 0 <= start < end <= len(text) else ""
-    own = cell_text(known.get("text"))
-    if own is not None and own != part.strip():
-        start = locate(own, text, start)
-        return Entity(start, start + len(own), label), True
+    entity_text = cell_text(fields.get("text"))
+    if entity_text is not None and entity_text != part.strip():
+        start = locate(entity_text, text, start)
+        return Entity(start, start + len(entity_text), label), True
     if not part.strip():
-        raise ValueError(f"no text from {start} to {end}, where an entity is; it has {len(text)}")
-    if own is None and _are_in_utf_16(start, end, text):
         raise ValueError(
-            f"an entity from {start} to {end} divides words, but none if these are offsets in "
-            'UTF-16. Count code points, as Python does, or give each entity its "text"'
+            f"An entity is from {start} to {end}, but the text has {len(text)} characters."
+        )
+    if entity_text is None and _are_in_utf_16(start, end, text):
+        raise ValueError(
+            f"An entity from {start} to {end} divides words, unless the offsets count UTF-16. "
+            'Count code points, as Python does, or add the "text" of each entity.'
         )
     left, right = len(part) - len(part.lstrip()), len(part) - len(part.rstrip())
     return Entity(start + left, end - right, label), False
 
 
 def _are_in_utf_16(start: int, end: int, text: str) -> bool:
-    """Whether offsets divide words of a text, but other words or none if they are in UTF-16."""
+    """Whether offsets divide words of a text, but not if they count UTF-16."""
 
-    def divides(place: int) -> bool:
-        return text[place - 1 : place].isalnum() and text[place : place + 1].isalnum()
+    def divides(offset: int) -> bool:
+        return text[offset - 1 : offset].isalnum() and text[offset : offset + 1].isalnum()
 
-    places = from_utf_16(start, text), from_utf_16(end, text)
-    return (divides(start) or divides(end)) and not any(map(divides, places))
+    offsets = from_utf_16(start, text), from_utf_16(end, text)
+    return (divides(start) or divides(end)) and not any(map(divides, offsets))
 
 
 def _of_words(row: _TaggedWords) -> TaggedText:
     starts = list(accumulate((len(word) + 1 for word in row.words), initial=0))
     return TaggedText(
         text=" ".join(row.words),
-        words=tuple((at, at + len(word)) for at, word in zip(starts, row.words, strict=False)),
+        words=tuple(
+            (start, start + len(word)) for start, word in zip(starts, row.words, strict=False)
+        ),
         entities=tuple(
             Entity(starts[span.first], starts[span.last + 1] - 1, span.label)
             for span in find_spans(row.tags)
             if span.label != OUTSIDE
         ),
-        place=row.places[0] if row.places else "",
+        location=row.locations[0] if row.locations else "",
     )
 
 
 def _broken_tags(row: _TaggedWords, prefixes: set[str]) -> Iterator[str]:
-    """Yield the places of tags that go on or end an entity that did not begin.
+    """Yield the locations of tags that continue or end an entity that did not begin.
 
-    Without any tag that begins an entity the scheme is IO, in which each may be the first.
+    If no tag begins an entity, the scheme is IO, in which all tags are valid.
     """
     if not prefixes & {"B", "S"}:
         return
-    prefix_before, label_before = "", OUTSIDE
-    for tag, place in zip(row.tags, row.places, strict=True):
+    previous_prefix, previous_label = "", OUTSIDE
+    for tag, location in zip(row.tags, row.locations, strict=True):
         prefix, label = split_tag(tag)
-        goes_on = prefix in ("I", "E") and label != OUTSIDE
-        if goes_on and (label != label_before or prefix_before in ("E", "S")):
-            yield place
-        prefix_before, label_before = prefix, label
+        continues = prefix in ("I", "E") and label != OUTSIDE
+        if continues and (label != previous_label or previous_prefix in ("E", "S")):
+            yield location
+        previous_prefix, previous_label = prefix, label
 
 
 def _without_overlaps(entities: Sequence[Entity]) -> list[Entity]:
     apart: list[Entity] = []
-    for entity in sorted(entities, key=lambda one: (one.start, -one.end)):
+    for entity in sorted(entities, key=lambda entity: (entity.start, -entity.end)):
         if not apart or entity.start >= apart[-1].end:
             apart.append(entity)
     return apart
 
 
 def token_task(tokenizer: AlbertTokenizer, length: int) -> TokenClassification:
-    """Return the service's task, which lays texts in windows of at most `length` tokens."""
+    """Return the service's task, which cuts texts into windows of at most `length` tokens."""
     return TokenClassification(TaskSetup(tokenizer=tokenizer, max_positions=length, hidden_size=1))
 
 
-def words_of(laid: WindowedText, text: TaggedText) -> list[range]:
-    """Return the tokens of each word: the file's, or those that the service finds in plain text.
+def words_of(windowed: WindowedText, text: TaggedText) -> list[range]:
+    """Return the tokens of each word of the file or, for plain text, of the service.
 
     A word of a file may have no token.
     """
     if not text.words:
-        return laid.words
-    begins = [start for start, _ in laid.encoding.offsets]
-    return [range(*(bisect_left(begins, place) for place in word)) for word in text.words]
+        return windowed.words
+    starts = [start for start, _ in windowed.encoding.offsets]
+    return [range(*(bisect_left(starts, offset) for offset in word)) for word in text.words]
 
 
-def word_tags(laid: WindowedText, text: TaggedText) -> tuple[list[str], int]:
-    """Return the tag of each word, as BIO has it, and the number of entities that fit no words.
+def word_tags(windowed: WindowedText, text: TaggedText) -> tuple[list[str], int]:
+    """Return the BIO tag of each word, and the number of misaligned entities.
 
-    Such an entity begins or ends within a word; the words that begin in it are its.
+    A misaligned entity begins or ends within a word. The words that begin in it get its tags.
     """
-    offsets = laid.encoding.offsets
-    bounds = text.words or [(offsets[word[0]][0], offsets[word[-1]][1]) for word in laid.words]
+    offsets = windowed.encoding.offsets
+    bounds = text.words or [(offsets[word[0]][0], offsets[word[-1]][1]) for word in windowed.words]
     tags = [OUTSIDE] * len(bounds)
-    num_unfit = 0
+    num_misaligned = 0
     for start, end, label in text.entities:
         inside = [n for n, (begin, _) in enumerate(bounds) if start <= begin < end]
         for number in inside:
             tags[number] = f"{'B' if number == inside[0] else 'I'}-{label}"
-        fits = inside and bounds[inside[0]][0] == start and bounds[inside[-1]][1] == end
-        num_unfit += not fits
-    return tags, num_unfit
+        is_aligned = inside and bounds[inside[0]][0] == start and bounds[inside[-1]][1] == end
+        num_misaligned += not is_aligned
+    return tags, num_misaligned
 
 
 def token_examples(
     texts: Sequence[TaggedText], tokenizer: AlbertTokenizer, names: Sequence[str], *, length: int
 ) -> list[TokenisedExample]:
-    """Return the windows of texts, and print the places of entities that fit no words.
+    """Return the windows of texts, and print the locations of misaligned entities.
 
-    The target of a word's first token is the number of its tag, of each word in one window: that
-    with most text around it. The other tokens are IGNORED.
+    The target of a word's first token is the index of its tag, in the window with most text around
+    the word. The targets of other tokens are IGNORED.
     """
-    task, number_of = token_task(tokenizer, length), {name: n for n, name in enumerate(names)}
-    examples, unfit = [], []
+    task, tag_index = token_task(tokenizer, length), {name: n for n, name in enumerate(names)}
+    examples, misaligned = [], []
     for text in progress(texts, title="tokenising texts", unit="texts"):
         if not tokenizer.encode_plain(text.text).ids:
             continue
-        laid = task.split(text.text)
-        tags, num_unfit = word_tags(laid, text)
-        unfit += [text.place] * num_unfit
-        targets = [IGNORED] * len(laid.encoding)
-        for word, tag in zip(words_of(laid, text), tags, strict=True):
+        windowed = task.split(text.text)
+        tags, num_misaligned = word_tags(windowed, text)
+        misaligned += [text.location] * num_misaligned
+        targets = [IGNORED] * len(windowed.encoding)
+        for word, tag in zip(words_of(windowed, text), tags, strict=True):
             if word:
-                targets[word.start] = number_of[tag]
-        owners = laid.windows.window_per_token().tolist()
+                targets[word.start] = tag_index[tag]
+        owners = windowed.windows.window_per_token().tolist()
         for number, (window, (start, end)) in enumerate(
-            zip(laid.inputs, laid.windows.ranges, strict=True)
+            zip(windowed.inputs, windowed.windows.ranges, strict=True)
         ):
             part = [
                 target if owner == number else IGNORED
@@ -369,5 +377,8 @@ def token_examples(
             if any(target != IGNORED for target in part):
                 target = [IGNORED, *part, IGNORED]
                 examples.append(TokenisedExample(ids=window.ids, types=window.types, target=target))
-    _tell("entities that fit no words, and get the words that begin in them", unfit)
+    _report(
+        "entities that do not begin and end with words (aligned with words)",
+        misaligned,
+    )
     return examples

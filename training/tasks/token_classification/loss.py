@@ -1,4 +1,4 @@
-"""Token classification in a run: its configuration, its loss, and its held-out entities.
+"""Token classification in a run: configuration, data, loss and validation.
 
 Shape legend: C sequences, S positions, T tokens of the longest example, R rows, K outputs.
 """
@@ -29,20 +29,22 @@ from training.tasks.base import (
 from training.tasks.engine import HeldOutItems
 from training.tasks.token_classification.files import label_names, read_tagged, token_examples
 from training.tasks.token_classification.metrics import (
-    FIGURE,
+    METRIC,
     entity_items,
     predict_entities,
-    validation_figures,
+    validation_metrics,
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenConfig:
-    """The texts of a run with entities.
+    """The configuration of token classification in a run.
 
     Attributes:
-        validation_split: part of the files' texts that is held out; 0 for none.
-        metric: figure that decides which validation is best; None for the F1 of entities.
+        files: files of texts with entities.
+        validation: files of held-out texts.
+        validation_split: fraction of `files` that is held out; 0 for no split.
+        metric: metric that selects the best checkpoint; None for the F1 of entities.
     """
 
     files: Sequence[Path]
@@ -53,33 +55,33 @@ class TokenConfig:
 
 def read_tokens(config: TokenConfig, setup: TrainingSetup, batch_size: int) -> TrainingTask:
     """Read and tokenise the texts of the training and validation files."""
-    check_metric(config.metric, (FIGURE,), "entities")
+    check_metric(config.metric, (METRIC,), "entities")
     texts = {TRAINING: read_tagged(config.files)}
     if config.validation:
         texts[VALIDATION] = read_tagged(config.validation)
     elif config.validation_split:
         texts = hold_out(texts[TRAINING], config.validation_split)
     names = label_names(texts[TRAINING])
-    tokenizer, longest = setup.tokenizer, setup.architecture.max_positions
+    tokenizer, max_positions = setup.tokenizer, setup.architecture.max_positions
     examples = token_examples(texts[TRAINING], tokenizer, names, length=setup.row_length)
     held_out = HeldOutItems(
         task=TOKENS,
-        items=list(entity_items(texts.get(VALIDATION, ()), tokenizer, names, length=longest)),
+        items=list(entity_items(texts.get(VALIDATION, ()), tokenizer, names, length=max_positions)),
         predict=predict_entities,
-        compute_metrics=validation_figures,
+        compute_metrics=validation_metrics,
     )
     return TrainingTask(
         name=TOKENS,
         streams=(setup.stream(TOKENS, examples, batch_size),),
         losses={TOKENS: partial(token_loss, logits=setup.compiled(_token_logits))},
         validation=Validation(held_out=held_out) if held_out.items else None,
-        figure=FIGURE,
+        metric=METRIC,
         labels=label_keys(names),
     )
 
 
 def _token_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
-    """Return the logits (C * T, K) of the tokens that have a place in the targets (C, T)."""
+    """Return the logits (C * T, K) of the tokens that correspond to the targets (C, T)."""
     rows_CS, _ = example_rows(batch)
     rows_CT = rows_CS[:, : batch.targets.shape[1]]
     return model.logits(TOKENS, model(batch.tokens, rows_CT.flatten()))
@@ -88,6 +90,6 @@ def _token_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
 def token_loss(
     model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = _token_logits
 ) -> dict[LossName, LossSums]:
-    """Return the loss of token classification: cross-entropy over words' first tokens."""
+    """Return the cross-entropy of the tags of words' first tokens."""
     targets_R, count = batch.targets.flatten(), batch.counts[TOKENS]
     return {TOKENS: cross_entropy(logits(model, batch), targets_R, count)}

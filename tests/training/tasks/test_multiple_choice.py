@@ -1,0 +1,208 @@
+"""Questions of multiple choice are read from every kind of file, truncated and packed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import RACE, write
+from training.data.corpus import CorpusError
+from training.data.labelled.columns import Columns
+from training.data.labelled.folders import race_files
+from training.tasks.multiple_choice.files import (
+    ChoiceExample,
+    ChoiceText,
+    choice_examples,
+    groups_of,
+    read_choices,
+    split_choice,
+    with_choice,
+)
+from training.tasks.multiple_choice.loss import ChoiceBatches
+
+
+def write_records(folder: Path, *records: dict[str, Any]) -> Path:
+    return write(folder / "a.jsonl", "\n".join(map(json.dumps, records)))
+
+
+def content(questions: list[ChoiceText]) -> list[tuple[Any, ...]]:
+    return [(text.context, text.question, text.choices, text.label) for text in questions]
+
+
+def test_choices_are_a_list_or_a_column_each(tmp_path: Path) -> None:
+    """As in the files of SWAG, JSONL and ARC; the last choices of a row may be empty."""
+    rows = [
+        ("On stage.", "The singer", "bows.", "eats.", "swims.", "0"),
+        ("He runs.", "Then he", "rests.", "walks on.", "", "1"),
+    ]
+    header = ("sent1", "sent2", "ending0", "ending1", "ending2", "label")
+    expected = [(row[0], row[1], tuple(filter(None, row[2:5])), int(row[5])) for row in rows]
+    table = write(tmp_path / "a.csv", "\n".join(",".join(row) for row in (header, *rows)))
+    assert content(read_choices([table])) == expected
+    names = ("context", "question", "choices", "answer")
+    records = [dict(zip(names, question, strict=True)) for question in expected]
+    assert content(read_choices([write_records(tmp_path, *records)])) == expected
+    choices = {"text": ["fire", "water"], "label": ["1", "2"]}
+    arc = {"question": "What is ice?", "choices": choices, "answerKey": "2"}
+    [question] = content(read_choices([write_records(tmp_path, arc)]))
+    assert question == ("What is ice?", None, ("fire", "water"), 1)
+
+
+def test_an_answer_is_an_index_a_letter_or_the_text(tmp_path: Path) -> None:
+    choices, numbers = ["sings", "walks on", "AB"], ["1", "2"]
+    answers = [(choices, 1, 1), (choices, "1", 1), (choices, "B", 1), (choices, "walks on", 1)]
+    answers += [(choices, 0, 0), (choices, "C", 2), (choices, "AB", 2)]
+    answers += [(numbers, 1, 1), (["0", "1"], "1", 1)]
+    records = [{"context": "He", "choices": its, "answer": answer} for its, answer, _ in answers]
+    questions = read_choices([write_records(tmp_path, *records)])
+    assert [question.label for question in questions] == [label for *_, label in answers]
+
+
+def test_race_is_read_as_folders_and_as_lines(tmp_path: Path) -> None:
+    for level in ("high", "middle"):
+        files = sorted((RACE / "dev" / level).glob("*.txt"))
+        lines = [file.read_text(encoding="utf-8").strip() for file in files]
+        write(tmp_path / f"dev.{level}.jsonl", "\n".join(lines))
+    questions = read_choices(race_files(RACE, "dev"))
+    assert content(read_choices(race_files(tmp_path, "dev"))) == content(questions)
+    assert [question.group for question in questions] == ["high", "high", "middle", "middle"]
+    assert groups_of(questions) == ["high", "middle"]
+    assert [question.label for question in questions] == [1, 2, 2, 0]
+    assert questions[1].question == "The historians _ their paper."
+    assert questions[2].choices[2] == "Two ripe bananas."
+    other = Path(shutil.copy(tmp_path / "dev.high.jsonl", tmp_path / "highway.jsonl"))
+    assert groups_of(read_choices([other])) == []
+
+
+def test_faults_of_records_are_listed(tmp_path: Path) -> None:
+    record = {"context": "a", "choices": ["b", "c"], "answer": 0}
+    faults: list[tuple[dict[str, Any], str]] = [
+        ({"choices": ["b"]}, "The question has one choice. It needs two or more."),
+        ({"choices": "bc"}, "The question has no choices. It needs two"),
+        ({"choices": ["b", " "]}, "Choice 1 has no text (counted from 0)"),
+        (
+            {"answer": 2},
+            "Answer 2 is not one of the 2 choices. Use an index, 0 to 1, a letter, A to B",
+        ),
+        ({"answer": "C"}, "Answer 'C' is not one of the 2 choices"),
+        ({"answer": True}, "Answer True is not one of the 2 choices"),
+        ({"answer": None}, "Answer None is not one of the 2 choices"),
+        (
+            {"choices": ["same", "same"], "answer": "same"},
+            "Answer 'same' is not one of the 2 choices",
+        ),
+        ({"context": ""}, "Column context has no text"),
+        ({"choices": ["1", "2"], "answer": "1"}, "Answer '1' is the index of one choice and the"),
+    ]
+    records = [{**record, **change} for change, _ in faults]
+    passage: dict[str, Any] = {"article": "a", "questions": ["b"], "options": [["c", "d"]]}
+    race: list[tuple[dict[str, Any], str]] = [
+        ({"answers": ["A", "B"]}, "The numbers of questions, options, answers differ: 1 q")
+    ]
+    race += [
+        ({"answers": "A"}, "must be lists"),
+        ({"answers": [], "article": ""}, "The passage has no article"),
+    ]
+    records += [{**passage, **change} for change, _ in race]
+    file = write_records(tmp_path, record, *records)
+    with pytest.raises(CorpusError) as caught:
+        read_choices([file])
+    for number, (error, (_, message)) in enumerate(
+        zip(caught.value.args, [*faults, *race], strict=True), start=2
+    ):
+        assert error.startswith(f"{file}, line {number}: ")
+        assert message in error
+
+
+def test_missing_columns_are_named(tmp_path: Path) -> None:
+    for header, columns, choices, message in (
+        ("story,ending0,ending1,label", Columns(), (), "no column context, sent1 or question"),
+        ("context,first,second", Columns(), (), "no column label or answer. Set --label-column"),
+        ("context,first,second", Columns(), (), "no column choices, nor ending0, ending1, ..."),
+        ("context,a,b,label", Columns(text="t"), ("a", "c"), "no column c for --choice-columns"),
+    ):
+        file = write(tmp_path / "a.csv", f"{header}\n{header}\n")
+        with pytest.raises(CorpusError) as caught:
+            read_choices([file], columns, choices)
+        assert message in str(caught.value)
+        assert f"The columns are {', '.join(header.split(','))}" in str(caught.value)
+
+
+def test_a_row_that_ends_before_a_choice_is_named(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", "context,label,a,b,c\nx,0,u,v,w\nx,0,u,v\n")
+    with pytest.raises(CorpusError, match=r"line 3: The row ends before column c"):
+        read_choices([file], choices=("c", "b", "a"))
+
+
+def test_sequences_are_pairs_truncated_to_the_length(tokenizer: AlbertTokenizer) -> None:
+    """Of the context, the first tokens remain; of the choice with its question, the last."""
+    context, *choices = (
+        np.arange(*bounds, dtype=np.int32) for bounds in ((10, 20), (30, 34), (40, 52))
+    )
+    example = ChoiceExample(context=context, choices=tuple(choices), target=1, length=16)
+    first, second = example.sequences(tokenizer)
+    assert first.ids == [2, *range(10, 19), 3, *range(30, 34), 3]
+    assert second.ids == [2, *range(10, 17), 3, *range(46, 52), 3]
+    assert first.types == [0] * 11 + [1] * 5
+    assert example.lengths == [16, 16]
+
+
+def test_texts_that_are_too_long_are_listed_without_truncation(tokenizer: AlbertTokenizer) -> None:
+    texts = read_choices([RACE / "dev"])
+    examples, _ = choice_examples(texts, tokenizer, length=512, truncation=False)
+    longest = max(max(example.lengths) for example in examples)
+    assert choice_examples(texts, tokenizer, length=longest, truncation=False)[1] == 0
+    with pytest.raises(CorpusError, match=f"more than {longest - 1} tokens. Use --trunc"):
+        choice_examples(texts, tokenizer, length=longest - 1, truncation=False)
+    with pytest.raises(CorpusError) as caught:
+        choice_examples(texts, tokenizer, length=32, truncation=False)
+    assert len(caught.value.args) == len(texts)
+    assert "6.txt, question 1: The text has more than 32 tokens" in caught.value.args[0]
+
+
+def test_a_choice_stands_in_the_blank_or_at_the_end() -> None:
+    for question, expected in (
+        (None, "cars"),
+        ("It was closed to", "It was closed to cars"),
+        ("Closed to ___?", "Closed to cars?"),
+        ("_ and _", "cars and cars"),
+        ("Closed to_.", "Closed tocars."),  # as in RACE, and by the original's `replace`
+    ):
+        assert with_choice(question, "cars") == expected
+    assert with_choice("Closed to _", r"\1") == r"Closed to \1"
+
+
+@pytest.mark.parametrize(
+    ("num_context", "num_choice", "max_positions", "expected"),
+    [
+        (10, 5, 18, (10, 5)),  # they fit
+        (100, 5, 18, (10, 5)),  # the context is truncated
+        (2, 100, 18, (2, 13)),  # the choice has what the context leaves
+        (100, 100, 18, (8, 7)),  # half of few positions are the choice's
+        (1000, 1000, 512, (381, 128)),  # of many, 128 tokens
+        (0, 600, 512, (0, 509)),
+    ],
+)
+def test_the_context_is_truncated_first(
+    num_context: int, num_choice: int, max_positions: int, expected: tuple[int, int]
+) -> None:
+    assert split_choice(num_context, num_choice, max_positions) == expected
+
+
+def test_a_micro_batch_has_at_most_16384_tokens_or_one_question(tokenizer: AlbertTokenizer) -> None:
+    def question(num_choices: int) -> ChoiceExample:
+        """A question whose choices are sequences of 512 tokens."""
+        choice = np.full(9, 7, np.int32)
+        context = np.full(500, 7, np.int32)
+        return ChoiceExample(context=context, choices=(choice,) * num_choices, target=0, length=512)
+
+    examples = [question(30), question(2), question(2), question(33), question(2)]
+    batches = ChoiceBatches(examples, tokenizer, row_length=512)
+    assert [batch.num_choices.tolist() for batch in batches] == [[30, 2], [2], [33], [2]]
+    assert [batch.num_tokens for batch in batches] == [16384, 1024, 33 * 512, 1024]

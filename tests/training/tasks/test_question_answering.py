@@ -1,0 +1,303 @@
+"""Questions of SQuAD are read, located, cut into windows and scored as by the official scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import SQUAD, SQUAD_V2, write
+from training.data.batch import TokenisedExample
+from training.data.corpus import CorpusError
+from training.tasks.question_answering.files import (
+    Question,
+    locate_answers,
+    read_squad,
+    span_examples,
+)
+from training.tasks.question_answering.metrics import (
+    Outcome,
+    SquadScore,
+    find_best_threshold,
+    mean_score,
+    score_answer,
+)
+
+
+def squad(*entry: dict[str, Any]) -> str:
+    return json.dumps({"data": [{"paragraphs": [{"context": "A b.", "qas": list(entry)}]}]})
+
+
+def test_questions_without_an_answer_are_impossible_and_empty_ones_are_omitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plausible = [{"text": "A", "answer_start": 0}]
+    impossible = {"id": "x", "question": "Why?", "answers": plausible, "is_impossible": True}
+    entries: list[dict[str, Any]] = [
+        impossible,
+        {"id": "y", "question": "Why?"},
+        {"id": "z", "question": " "},
+    ]
+    questions = read_squad([write(tmp_path / "a.json", squad(*entries))])
+    assert [(each.id, each.answers, each.start) for each in questions] == [
+        ("x", (), None),
+        ("y", (), None),
+    ]
+    assert "Omitted 1 of 3 questions" in capsys.readouterr().out
+    rows = [("a", "Who?", "Ann."), ("c", "Who?", " "), ("d", None, "Ann.")]
+    lines = (json.dumps({"id": i, "question": q, "context": c, "answers": []}) for i, q, c in rows)
+    questions = read_squad([write(tmp_path / "a.jsonl", "\n".join(lines))])
+    assert [question.id for question in questions] == ["a"]
+    assert "Omitted 2 of 3 questions" in capsys.readouterr().out
+
+
+CONTEXT = "🚢🚢 The ferry costs four euros."
+ROW = {
+    "id": 7,
+    "title": "Ferry",
+    "context": CONTEXT,
+    "question": "How much?",
+    "answers": {"text": ["four euros", "euros"], "answer_start": [19, 24]},
+}
+
+
+def test_rows_of_the_hub_are_read(tmp_path: Path) -> None:
+    """The flat form: JSON lines, an array, Parquet, a folder of these, and `data` of a file."""
+    none = {**ROW, "id": 8, "answers": {"text": [], "answer_start": []}}
+    lines = f"{json.dumps(ROW)}\n{json.dumps(none)}\n"
+    files = [
+        write(tmp_path / "rows.jsonl", lines),
+        write(tmp_path / "lines.json", lines),
+        write(tmp_path / "array.json", json.dumps([ROW, none])),
+        write(tmp_path / "rows.json", json.dumps({"data": [ROW, none]})),
+        tmp_path / "folder",
+    ]
+    files[-1].mkdir()
+    pq.write_table(pa.Table.from_pylist([ROW, none]), files[-1] / "part.parquet")
+    for file in files:
+        questions = read_squad([file])
+        assert [(each.id, each.answers, each.start, each.context) for each in questions] == [
+            ("7", ("four euros", "euros"), 19, CONTEXT),
+            ("8", (), None, CONTEXT),
+        ], file
+    # A row may have its only answer without a list.
+    for answer in (
+        {"answers": {"text": "four euros", "answer_start": 19}},
+        {"answer": "four euros", "answer_start": 19},
+    ):
+        row = {"id": 7, "context": CONTEXT, "question": "How much?", **answer}
+        [question] = read_squad([write(tmp_path / "a.jsonl", json.dumps(row))])
+        assert (question.answers, question.start) == (("four euros",), 19)
+
+
+def question_on(context: str, answer: str, start: int) -> Question:
+    return Question(
+        id="q", question="?", context=context, answers=(answer, "b"), start=start, location="f, q"
+    )
+
+
+@pytest.mark.parametrize(
+    ("context", "answer", "start", "expected"),
+    [
+        pytest.param("cat sat", "cat", 0, 0, id="right, at the beginning"),
+        pytest.param("a cat sat", "cat", 0, 2, id="the only place"),
+        pytest.param("a cat sat", "cat", -5, 2, id="before the text"),
+        pytest.param("a cat sat", "cat", 99, 2, id="behind the text"),
+        pytest.param("a cat sat", " cat\n", 0, 2, id="white space around it"),
+        pytest.param("a cat or a cat or a cat", "cat", 13, 11, id="the only place that overlaps"),
+        pytest.param("😀😀😀😀 a cat, a cat", "cat", 18, 14, id="offset in UTF-16"),
+        pytest.param("aaa", "aa", 1, 1, id="right, of two that overlap"),
+    ],
+)
+def test_offsets_are_repaired_if_one_place_fits(
+    context: str, answer: str, start: int, expected: int
+) -> None:
+    question = question_on(context, answer, start)
+    [located], num_repaired = locate_answers([question])
+    assert (located.start, located.answers) == (expected, (answer.strip(), "b"))
+    assert num_repaired == (located != question)
+
+
+@pytest.mark.parametrize(
+    ("context", "answer", "start", "message"),
+    [
+        ("a cat", "dog", 2, "has 'cat' at character 2, not 'dog', .* 0 times"),
+        ("a cat or a cat", "cat", 8, "not 'cat', which occurs 2 times. Correct"),
+        ("cat cat", "cat", -9, "has '' at character -9, .* 2 times"),
+        ("a cat", " ", 1, "The answer is empty. Mark the question is_impossible"),
+    ],
+)
+def test_answers_without_a_place_are_rejected(
+    context: str, answer: str, start: int, message: str
+) -> None:
+    with pytest.raises(CorpusError, match=f"^f, q: .*{message}"):
+        locate_answers([question_on(context, answer, start)])
+
+
+BAD_ROW = json.dumps({**ROW, "answers": {"text": ["four euros", "euros"], "answer_start": [17]}})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "a.json is not in SQuAD's format: the file: Invalid JSON: EOF"),
+        ("{}", "data: Field required"),
+        ('{"data": [{"paragraphs": [1]}]}', r"data\.0\.paragraphs\.0: Input should be"),
+        (squad({"id": "x", "question": "Why?", "answers": [{"text": "A"}]}), "answer_start: Fie"),
+        ('{"data": []}', "There are no questions"),
+        (f"{json.dumps(ROW)}\n{BAD_ROW}", r"line 2 is not in SQuAD's format.*answer_start: Field"),
+    ],
+)
+def test_files_that_are_not_squad_s(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(CorpusError, match=message):
+        read_squad([write(tmp_path / "a.json", content)])
+
+
+QUESTIONS = read_squad([SQUAD])
+LONG = Question(
+    id="long",
+    question="Who?",
+    context="the school " * 300 + "Erdős " + "of the tor " * 50,
+    answers=("Erdős",),
+    start=11 * 300,
+)
+
+
+def windows(
+    question: Question, tokenizer: AlbertTokenizer, length: int, stride: int = 128
+) -> list[TokenisedExample]:
+    return list(span_examples(question, tokenizer, length=length, stride=stride))
+
+
+def squeezed(text: str) -> str:
+    """As the vocabulary has it: without case, accents and white space."""
+    return "".join(text.lower().split()).replace("ł", "<unk>").replace("é", "e")
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.id)
+@pytest.mark.parametrize("length", [128, 512])
+def test_the_span_decodes_to_the_answer(
+    question: Question, tokenizer: AlbertTokenizer, length: int
+) -> None:
+    """Tokens are whole, so that a span may have a little more at its ends than the answer."""
+    num_answers = 0
+    for window in windows(question, tokenizer, length):
+        assert len(window.ids) <= length
+        start, end = window.target
+        if start:
+            num_answers += 1
+            ids = window.ids[start : end + 1]
+            text = squeezed(tokenizer.decode(ids, keep_special=True))
+            answer = squeezed(question.answers[0])
+            assert answer in text
+            # A word that begins with a lone "▁" begins with it in both texts.
+            inner = ids[2:] if tokenizer.token(ids[0]) == "▁" else ids[1:]
+            for part in (inner, ids[:-1]):
+                assert answer not in squeezed(tokenizer.decode(part, keep_special=True))
+    assert num_answers >= 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from([*QUESTIONS, LONG]), st.integers(12, 600), st.integers(1, 200))
+def test_windows_cover_the_context_without_a_gap(
+    tokenizer: AlbertTokenizer, question: Question, length: int, stride: int
+) -> None:
+    context = tokenizer.encode_plain(question.context).ids
+    question_ids = tokenizer.encode_plain(question.question).ids[: min(64, (length - 3) // 2)]
+    room = length - len(question_ids) - 3
+    step = min(stride, room - room // 4)
+    for number, window in enumerate(windows(question, tokenizer, length, stride)):
+        part = context[number * step : number * step + room]
+        assert window.ids == [2, *question_ids, 3, *part, 3]
+        assert window.types == [0] * (len(question_ids) + 2) + [1] * (len(part) + 1)
+        start, end = window.target
+        assert (start == 0) == (end == 0)
+        if start:
+            assert len(question_ids) + 2 <= start <= end < len(window.ids) - 1
+    assert number * step + room >= len(context)
+    assert number == 0 or (number - 1) * step + room < len(context)
+
+
+DATA = SQUAD_V2.parent
+OFFICIAL = json.loads((DATA / "figures.json").read_text())
+
+
+def read(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((DATA / name).read_text(encoding="utf-8"))
+    return content
+
+
+def test_metrics_are_those_of_the_script_of_v1_1() -> None:
+    questions = read_squad([DATA / "dev-v1.1.json"])
+    predictions = read("predictions-v1.1.json")
+    score = mean_score([score_answer(each, predictions[each.id], "1.1") for each in questions])
+    expected = OFFICIAL["1.1"]
+    assert len(questions) == expected["total"]
+    assert score == pytest.approx((expected["exact_match"], expected["f1"]))
+
+
+def test_metrics_and_thresholds_are_those_of_the_script_of_v2_0() -> None:
+    predictions, null_scores = read("predictions-v2.0.json"), read("na_prob-v2.0.json")
+    expected, questions = OFFICIAL["2.0"], read_squad([SQUAD_V2])
+    scores = {each.id: score_answer(each, predictions[each.id], "2.0") for each in questions}
+    answerable = [each for each in questions if each.answers]
+    impossible = [each for each in questions if not each.answers]
+    for prefix, part in (("", questions), ("HasAns_", answerable), ("NoAns_", impossible)):
+        assert len(part) == expected[f"{prefix}total"]
+        score = mean_score([scores[each.id] for each in part])
+        assert score == pytest.approx((expected[f"{prefix}exact"], expected[f"{prefix}f1"]))
+    for index, name in enumerate(("exact", "f1")):
+        outcomes = [
+            Outcome(
+                score=scores[question.id][index],
+                is_empty=not predictions[question.id],
+                null_score=null_scores[question.id],
+                has_answer=bool(question.answers),
+            )
+            for question in questions
+        ]
+        best, threshold = find_best_threshold(outcomes)
+        assert best == pytest.approx(expected[f"best_{name}"])
+        assert threshold == expected[f"best_{name}_thresh"]
+
+
+OUTCOMES = st.builds(
+    Outcome,
+    score=st.sampled_from([0.0, 0.5, 1.0]),
+    is_empty=st.booleans(),
+    null_score=st.integers(-3, 3).map(float),
+    has_answer=st.booleans(),
+)
+
+
+@given(st.lists(OUTCOMES, min_size=1, max_size=12))
+@settings(deadline=None)
+def test_no_threshold_is_better_than_the_best(outcomes: list[Outcome]) -> None:
+    def mean_at(threshold: float) -> float:
+        """The mean score of a model that answers nothing if the null score is higher."""
+        scores = [
+            float(not outcome.has_answer)
+            if outcome.null_score > threshold
+            else (outcome.score if outcome.has_answer else float(outcome.is_empty))
+            for outcome in outcomes
+        ]
+        return 100 * sum(scores) / len(scores)
+
+    best, threshold = find_best_threshold(outcomes)
+    assert mean_at(threshold) == pytest.approx(best)
+    assert max(mean_at(half / 2) for half in range(-9, 9)) == pytest.approx(best)
+
+
+def test_answers_without_words_differ_between_the_versions() -> None:
+    """v2.0 does not count them as answers; v1.1 gives them no F1."""
+    dot = Question(id="a", question="?", context="", answers=(".", "the strike"), start=0)
+    assert score_answer(dot, "", "1.1") == SquadScore(1, 0)
+    assert score_answer(dot, "", "2.0") == SquadScore(0, 0)
+    assert score_answer(dot, "strike", "2.0") == SquadScore(1, 1)

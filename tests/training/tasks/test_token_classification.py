@@ -1,0 +1,219 @@
+"""Texts with entities in every format are the same texts; faults are counted and reported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import REPOSITORY
+from training.data.corpus import CorpusError
+from training.data.examples import IGNORED
+from training.tasks.token_classification.files import (
+    Entity,
+    TaggedText,
+    label_names,
+    read_tagged,
+    token_examples,
+)
+
+Capture = pytest.CaptureFixture[str]
+WORDS = ["Ada", "King", "came", "to", "Vienna", "."]
+BIO = ["B-PER", "I-PER", "O", "O", "B-LOC", "O"]
+TEXT = "Ada King came to Vienna ."
+ENTITIES = (Entity(0, 8, "PER"), Entity(17, 23, "LOC"))
+SPANS = [{"start": start, "end": end, "label": label} for start, end, label in ENTITIES]
+
+
+def write_jsonl(file: Path, *rows: Any) -> Path:
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def write_parquet(file: Path) -> Path:
+    names = sorted(set(BIO))
+    inner = {"names": names, "_type": "ClassLabel"}
+    features = {"ner_tags": {"feature": inner, "_type": "List"}}
+    table = pa.table({"tokens": [WORDS], "ner_tags": [[names.index(tag) for tag in BIO]]})
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(table.replace_schema_metadata(metadata), file)
+    return file
+
+
+def write_conll(file: Path, tags: str) -> Path:
+    lines = [f"{word} NN {tag}" for word, tag in zip(WORDS, tags.split(), strict=True)]
+    file.write_text("\n".join(["-DOCSTART- -X- O", "", *lines, ""]), encoding="utf-8")
+    return file
+
+
+def test_every_format_has_the_same_entities(tmp_path: Path) -> None:
+    files = [
+        write_jsonl(tmp_path / "a.jsonl", {"tokens": WORDS, "ner_tags": BIO}),
+        write_jsonl(tmp_path / "b.jsonl", {"tokens": WORDS, "tags": BIO}),
+        write_jsonl(tmp_path / "c.jsonl", {"text": TEXT, "entities": SPANS}),
+        write_parquet(tmp_path / "d.parquet"),
+        write_conll(tmp_path / "bio.conll", " ".join(BIO)),
+        write_conll(tmp_path / "io.txt", "I-PER I-PER O O I-LOC O"),
+        write_conll(tmp_path / "bioes.tsv", "B-PER E-PER O O S-LOC O"),
+        write_conll(tmp_path / "bilou.conll", "B-PER L-PER O O U-LOC O"),
+    ]
+    for file in files:
+        [text] = read_tagged([file])
+        assert (text.text, text.entities) == (TEXT, ENTITIES), file
+    assert len(read_tagged([tmp_path])) == len(files)
+    assert label_names(read_tagged(files)) == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
+    middles = write_conll(tmp_path / "bmes.conll", "B-PER M-PER M-PER E-PER S-LOC O")
+    assert read_tagged([middles])[0].entities == (Entity(0, 16, "PER"), ENTITIES[1])
+
+
+def test_comments_are_not_words_and_tabs_alone_divide_columns(tmp_path: Path) -> None:
+    file = tmp_path / "a.conll"
+    lines = ["# sent_id = 7", "# text = In Rio de Janeiro", "In\tO", "Rio de Janeiro\tB-LOC", ""]
+    lines += ["# id 8 domain=en", "# O", "#ada B-PER", "5\u00a0000 O", "\u00a0", "x\tE\tO"]
+    file.write_text("\r\n".join(lines), encoding="utf-8")
+    texts = read_tagged([file])
+    assert [text.text for text in texts] == ["In Rio de Janeiro", "# #ada 5\u00a0000", "x"]
+    words = [[text.text[slice(*word)] for word in text.words] for text in texts]
+    assert words == [["In", "Rio de Janeiro"], ["#", "#ada", "5\u00a0000"], ["x"]]
+    assert texts[0].entities == (Entity(3, 17, "LOC"),)
+
+
+@pytest.mark.parametrize(
+    "tag", ["PER-B", "B_PER", "b-per", "I:PER", "o", "B-", "_", "7", "PER", "SpaceAfter=No"]
+)
+def test_a_tag_of_no_scheme_is_rejected_with_its_line(tmp_path: Path, tag: str) -> None:
+    """Labels without a prefix are accepted if no tag has one."""
+    file = write_conll(tmp_path / "a.conll", f"B-PER I-PER O O {tag} {tag}")
+    with pytest.raises(CorpusError, match=f"line 7: Tag {tag!r} is not in any .*\\(2 words have"):
+        read_tagged([file])
+    plain = write_conll(tmp_path / "b.conll", "PER PER O O street-art O")
+    assert [entity.label for entity in read_tagged([plain])[0].entities] == ["PER", "street-art"]
+
+
+def test_offsets_are_checked_with_the_text_of_their_entity(tmp_path: Path, capsys: Capture) -> None:
+    """JavaScript's offsets count UTF-16; they are rejected if no text locates them."""
+    text = "👍🏽 Ada met Ada in Rio, 👍🏽 said Ada"
+
+    def entity(part: str, start: int, **more: Any) -> dict[str, Any]:
+        offset = len(text[:start].encode("utf-16-le")) // 2
+        return {"start": offset, "end": offset + len(part), "label": "X", **more}
+
+    starts = [text.index("Ada met"), text.index("Ada in"), text.index("Rio")]
+    parts = list(zip(["Ada", "Ada", "Rio"], starts, strict=True))
+    rows = [entity(part, start, text=part) for part, start in parts]
+    file = write_jsonl(tmp_path / "a.jsonl", {"text": text, "entities": rows})
+    [tagged] = read_tagged([file])
+    assert [(start, text[start:end]) for start, end, _ in tagged.entities] == [
+        (start, part) for part, start in parts
+    ]
+    assert f"not at their offsets (corrected): {file}, line 1" in capsys.readouterr().out
+    for row, message in (
+        (entity("Rio", starts[2]), "divides words, unless .* UTF-16"),
+        (entity("Rio", starts[2], text="Rome"), "not 'Rome', which occurs 0 times"),
+    ):
+        file = write_jsonl(tmp_path / "a.jsonl", {"text": text, "entities": [row]})
+        with pytest.raises(CorpusError, match=f"line 1: .*{message}"):
+            read_tagged([file])
+
+
+def test_tags_that_break_the_scheme_and_overlaps_are_told(tmp_path: Path, capsys: Capture) -> None:
+    """An entity may begin where another ends; white space around an entity is not part of it."""
+    file = write_conll(tmp_path / "a.conll", "B-PER O I-PER O B-LOC O")
+    assert read_tagged([file])[0].entities[1] == Entity(9, 13, "PER")
+    assert (
+        f"1 tags that break their scheme (used unchanged): {file}, line 5"
+        in capsys.readouterr().out
+    )
+    spans = [SPANS[1], {"start": 4, "end": 8, "label": "LOC"}, SPANS[0]]
+    spans += [{"start": 8, "end": 14, "label": "VERB"}]
+    file = write_jsonl(tmp_path / "b.jsonl", {"text": TEXT, "entities": spans})
+    assert read_tagged([file])[0].entities == (ENTITIES[0], Entity(9, 13, "VERB"), ENTITIES[1])
+    assert (
+        f"1 entities that overlap another entity (ignored): {file}, line 1\n"
+        in capsys.readouterr().out
+    )
+    file = write_conll(tmp_path / "c.conll", "I-A O E-A S-A I-A O")
+    read_tagged([file])
+    lines = [f"{file}, line {number}" for number in (3, 5, 7)]
+    assert (
+        f"3 tags that break their scheme (used unchanged): {'; '.join(lines)}\n"
+        in capsys.readouterr().out
+    )
+
+
+def test_the_example_writes_tickets_with_other_templates_for_the_test(tmp_path: Path) -> None:
+    pytest.importorskip("faker")
+    script = REPOSITORY / "examples" / "support_tickets.py"
+    subprocess.run([sys.executable, script, tmp_path], check=True)
+    templates: dict[str, set[str]] = {}
+    for split, count in (("train", 2000), ("test", 500)):
+        tickets = read_tagged([tmp_path / f"{split}.jsonl"])
+        assert (len(tickets), len(label_names(tickets))) == (count, 1 + 2 * 9)
+        templates[split] = set()
+        for ticket in tickets:
+            text = ticket.text
+            for start, end, label in reversed(ticket.entities):
+                text = f"{text[:start]}{{{label}}}{text[end:]}"
+            templates[split].add(text)
+    assert len(templates["train"]) == 12
+    assert templates["train"].isdisjoint(templates["test"])
+
+
+def test_faults_of_rows_are_listed(tmp_path: Path) -> None:
+    end = {"start": 2, "end": 4, "label": "X"}
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"tokens": WORDS}, "neither tokens with ner_tags or tags, nor text with entities, but t"),
+        ({"tokens": WORDS, "tags": ["O"]}, "must be lists of the same length."),
+        ({"tokens": ["a"], "tags": [0]}, "has the number 0, but the file names 0 classes."),
+        ({"text": 7, "entities": []}, "Column text is 7, not a text."),
+        (
+            {"text": "a b", "entities": [{"start": 0}]},
+            "is not an entity. It needs start, end and label.",
+        ),
+        (
+            {"text": "a b", "entities": [{**end, "start": 1, "end": 2}]},
+            "An entity is from 1 to 2, but",
+        ),
+        ({"text": "a b", "entities": [end]}, "An entity is from 2 to 4, but the text has 3 char"),
+    ]
+    file = write_jsonl(tmp_path / "a.jsonl", *(row for row, _ in rows))
+    (tmp_path / "b.conll").write_text("Ada\n")
+    with pytest.raises(CorpusError) as caught:
+        read_tagged([file, tmp_path / "b.conll"])
+    *errors, last = caught.value.args
+    for number, (error, (_, message)) in enumerate(zip(errors, rows, strict=True), start=1):
+        assert f"line {number}: " in error
+        assert message in error
+    assert "b.conll, line 1: The line has one column" in last
+    with pytest.raises(CorpusError, match="The texts have no entities"):
+        label_names([TaggedText(text="a", entities=())])
+
+
+def test_a_words_first_token_has_its_tag_in_one_window(
+    tokenizer: AlbertTokenizer, capsys: Capture
+) -> None:
+    """Entities that do not begin and end with words get the words that begin in them."""
+    entities = (Entity(1, 9, "PER"), Entity(18, 24, "LOC"), Entity(29, 31, "PER"))
+    text = TaggedText(text=f"({TEXT}) " * 9, entities=entities, location="a, line 1")
+    names = ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
+    examples = token_examples(
+        [text, TaggedText(text=" ", entities=())], tokenizer, names, length=40
+    )
+    assert (
+        "1 entities that do not begin and end with words (aligned with words): a, line 1"
+        in capsys.readouterr().out
+    )
+    targets = [target for example in examples for target in example.target if target != IGNORED]
+    assert len(examples) > 1
+    assert sorted(target for target in targets if target) == [1, 3, 3, 4]
+    assert len(targets) == 9 * 8  # words and punctuation
+    for example in examples:
+        assert len(example.target) == len(example.ids) <= 40
+        assert example.target[0] == example.target[-1] == IGNORED
