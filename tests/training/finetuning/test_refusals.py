@@ -73,7 +73,7 @@ def files(
         ("RACE --metric f1", "f1 does not apply to multiple choice. Choose one of acc"),
         # kinds of labels
         ("COLA --class-weights 1 2 3", "--class-weights 1.0 2.0 3.0 does not match the labels."),
-        ("LISTS --label-separator , --problem-type regression", "this is regression"),
+        ("LISTS --label-separator , --problem-type regression", "problem type is regression"),
         (
             "LISTS --labels a b --problem-type regression",
             "A regression has one score, but --labels has 2",

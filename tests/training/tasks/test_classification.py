@@ -18,7 +18,9 @@ from tests.training.support import read_labelled, write
 from training.data.corpus import CorpusError
 from training.data.labelled.columns import Columns
 from training.data.labelled.folders import files_of_split, labelled_files
+from training.tasks.base import TrainingSetup
 from training.tasks.classification.files import read_splits, read_texts
+from training.tasks.classification.loss import ClassificationConfig, read_classification
 from training.tasks.metrics import compute_metrics
 
 MULTI: Final = "multi_label_classification"
@@ -353,6 +355,49 @@ def test_several_labels_in_another_format(tmp_path: Path) -> None:
         file = write(tmp_path / name, content)
         [error] = errors_of(tmp_path, file, columns=columns, problem=MULTI)
         assert message in error
+
+
+def test_columns_labels_and_the_problem_type_must_match(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", "text,x,y\na,0,1\n")
+    for columns, names, problem, message in (
+        (Columns(separator="|"), None, "single_label_classification", "require multi_label"),
+        (Columns(indicators=("x", "y")), None, "regression", "The problem type is regression"),
+        (Columns(label="x"), ["a", "b"], "regression", "one score, but --labels has 2 names"),
+        (Columns(indicators=("x", "y")), ["X", "z"], MULTI, "column x y does not match the labels"),
+    ):
+        [error] = errors_of(tmp_path, file, names, columns, problem)
+        assert message in error
+    columns = Columns(indicators=("x", "y"))
+    assert read_labelled([file], ["Y", "X"], columns, MULTI)[0][0].label == (1, 0)
+    assert read_labelled([file], ["z"], Columns(label="x"), "regression")[0][0].label == 0
+
+
+def test_labels_of_training_are_printed_and_balanced(
+    setup: TrainingSetup, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table has twenty labels, and labels with fewer than five texts are listed."""
+    rows = [f"text,l{n:02}" for n in range(21) for _ in range(n + 1)]
+    config = ClassificationConfig(
+        head="text-classification",
+        name=None,
+        files=[write(tmp_path / "a.csv", "\n".join(["text,label", *rows]))],
+        validation=(),
+        validation_split=0,
+        task=None,
+        problem=None,
+        columns=Columns(),
+        labels=(),
+        class_weights=["balanced"],
+        metric=None,
+    )
+    task = read_classification(config, setup, 8)
+    header, *lines, more, few = capsys.readouterr().out.splitlines()
+    assert header == "label    texts    share"
+    assert (lines[0], lines[-1]) == ("l20         21    9.1 %", "l01          2    0.9 %")
+    assert (len(lines), more) == (20, "... and 1 more labels")
+    assert few == "labels with fewer than 5 texts: l00 (1), l01 (2), l02 (3), l03 (4)"
+    assert task.class_weights is not None
+    assert task.class_weights.tolist() == pytest.approx([11 / (n + 1) for n in range(21)])
 
 
 def test_a_folder_is_read_by_its_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +18,7 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
 from albert_serve.runtime.engine import Engine
 from albert_serve.tasks import load_setups
-from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import TINY, our_model, write
+from tests.training.support import our_model, write
 from training.commands.evaluate import main
 from training.data.batch import ExampleBatch
 from training.data.streams import ExampleStream
@@ -124,36 +122,22 @@ def test_texts_are_read_by_order_or_from_named_columns(tmp_path: Path) -> None:
 
 
 def read_task(
-    tokenizer: AlbertTokenizer, file: Path, validation: Path | None = None, **changes: Any
+    setup: TrainingSetup, file: Path, validation: Sequence[Path] = (), batch_size: int = 3
 ) -> TrainingTask:
-    """Read a run's task of three examples a step, or as `changes` say."""
-    batch_size = changes.pop("batch_size", 3)
-    values: dict[str, Any] = {"world": World(), "micro_batch_size": None, **changes}
-    setup = TrainingSetup(
-        tokenizer=tokenizer,
-        architecture=replace(TINY, vocab_size=tokenizer.vocab_size),
-        seed=0,
-        length=16,
-        truncation=True,
-        compiles=False,
-        **values,
-    )
-    files = () if validation is None else (validation,)
-    return read_vectors(
-        EmbeddingConfig(files=[file], validation=files, columns=()), setup, batch_size
-    )
+    config = EmbeddingConfig(files=[file], validation=validation, columns=())
+    return read_vectors(config, setup, batch_size)
 
 
 def test_losses_and_validation_are_those_of_their_definitions(
-    tokenizer: AlbertTokenizer, tmp_path: Path
+    setup: TrainingSetup, tmp_path: Path
 ) -> None:
     """Texts equal to an anchor's positive are not its negatives; equal scores have no order."""
     triplets = ["anchor,positive,negative", "a,good,war", "king,good,city", "music,river,a game"]
     scored = ["sentence1,sentence2,score", "a,war,3", "king,the city,2", "a,king,1", "he,she,1"]
     files = [write(tmp_path / f"{len(rows)}.csv", "\n".join(rows)) for rows in (triplets, scored)]
     torch.manual_seed(0)
-    model = our_model(replace(TINY, vocab_size=tokenizer.vocab_size), ())
-    task = read_task(tokenizer, *files)
+    model = our_model(setup.architecture, ())
+    task = read_task(setup, files[0], files[1:])
     assert task.validation is not None
     (batch,) = task.validation.batches
     assert isinstance(batch, ExampleBatch)
@@ -169,7 +153,7 @@ def test_losses_and_validation_are_those_of_their_definitions(
     assert sums.logits.flatten().tolist() == pytest.approx(cosines, abs=1e-5)
 
     # CoSENTLoss of sentence-transformers, of the same pairs.
-    task = read_task(tokenizer, files[1], batch_size=4)
+    task = read_task(setup, files[1], batch_size=4)
     sums = task.losses["embeddings"](model.train(), batch)["embeddings"]
     differences = [cosines[i] - cosines[j] for i, j in ((1, 0), (2, 0), (3, 0), (2, 1), (3, 1))]
     loss = math.log(1 + sum(math.exp(20 * difference) for difference in differences))
@@ -179,7 +163,7 @@ def test_losses_and_validation_are_those_of_their_definitions(
     assert sums.right.item() / sums.count == pytest.approx(num_right / 5)
 
     # MultipleNegativesRankingLoss, of the triplets.
-    task = read_task(tokenizer, files[0])
+    task = read_task(setup, files[0])
     (stream,) = task.streams
     assert isinstance(stream, ExampleStream)
     batch = stream.pack(stream.examples, 16)
@@ -199,17 +183,17 @@ def test_losses_and_validation_are_those_of_their_definitions(
 
 
 def test_a_step_of_each_process_is_one_micro_batch(
-    tokenizer: AlbertTokenizer, tmp_path: Path, capsys: Capture
+    setup: TrainingSetup, tmp_path: Path, capsys: Capture
 ) -> None:
     file = write(tmp_path / "a.csv", "anchor,positive\n" + "a city,a river\n" * 8)
-    options: dict[str, Any] = {"world": World(size=2), "micro_batch_size": 2}
-    read_task(tokenizer, file, batch_size=5, **options)
+    setup = replace(setup, world=World(size=2), micro_batch_size=2)
+    read_task(setup, file, batch_size=5)
     assert "compares the 2 examples of each process" in capsys.readouterr().out
     with pytest.raises(RunError, match="Use --batch-size 4, or a shorter --length"):
-        read_task(tokenizer, file, batch_size=6, **options)
+        read_task(setup, file, batch_size=6)
     pairs = write(tmp_path / "b.csv", "query,answer\na,b\n")
     with pytest.raises(RunError, match="--validation of embeddings requires pairs with a score"):
-        read_task(tokenizer, file, pairs)
+        read_task(setup, file, [pairs])
 
 
 @pytest.fixture
