@@ -81,7 +81,7 @@ def test_columns_of_public_data_sets(tmp_path: Path) -> None:
         ("a.tsv", "words\tlabel\na\t1\n", "a.tsv, line 1: There is no column text or "),
         ("a.tsv", "text\tclass\na\t1\n", "a.tsv, line 1: There is no column label or category"),
         ("a.csv", "text,label\na, b,1\n", "a.csv, line 2 has 3 fields, but the header has 2"),
-        ("a.csv", "Text,TEXT,label\na,b,x\n", "line 1: the columns 'Text' and 'TEXT' differ"),
+        ("a.csv", "Text,TEXT,label\na,b,x\n", "line 1: The columns 'Text' and 'TEXT' differ"),
         (
             "a.tsv",
             "text,label\nc,no\n",

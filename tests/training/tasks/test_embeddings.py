@@ -240,7 +240,7 @@ def test_what_cannot_be_measured_is_an_error(
     for content, message in (
         ("query,answer\na,b\n", "has pairs, not scored pairs"),
         (f"{header},b,1\n", "Column sentence1 has no text"),
-        (f"{header}{'run ' * 3000},b,1\n", "has more than 512 tokens. Use --truncation"),
+        (f"{header}{'run ' * 3000},b,1\n", "has more than 128 tokens. Use --truncation"),
     ):
         file = write(tmp_path / "pairs.csv", content)
         command = [str(checkpoint_dir), "--similarity", str(file), "--no-truncation"]
