@@ -291,11 +291,11 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = json.loads(read_small_file(file, _MAX_MANIFEST_BYTES))
     except (FileNotFoundError, NotADirectoryError) as error:
-        fault = (
-            f"is not a bundle: it has no {MANIFEST_FILE}" if folder.is_dir() else "does not exist"
-        )
+        if not folder.is_dir():
+            raise BundleMissingError(f"{folder} does not exist. Pass a bundle's folder.") from error
         raise BundleMissingError(
-            f"{folder} {fault}. Export a bundle with `albert-serve export CHECKPOINT {folder}`."
+            f"{folder} is not a bundle: it has no {MANIFEST_FILE}. Export a bundle with "
+            f"`albert-serve export CHECKPOINT {folder}`."
         ) from error
     except OSError as error:
         raise BundleMissingError(f"{file} cannot be read: {error}.") from error
