@@ -152,6 +152,7 @@ class Stub:
 )
 def test_a_request_has_limits_for_all_items_together(task: Stub, limit: int, message: str) -> None:
     """The items beyond the limit are not prepared."""
+    task.num_items = 0
     at_limit = prepare_request(task, read("fill-mask", ["a"] * limit), max_tokens=1000)
     assert len(at_limit) == task.num_items == limit
     with pytest.raises(TooMuchAtOnceError, match=message):
