@@ -30,7 +30,7 @@ from albert_serve.errors import (
 
 # Training gives these tokens the ids 0 to 4, in this order.
 SPECIAL_TOKENS: Final = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
-# The first name that a vocabulary has is its special token.
+# In any vocabulary, a special token has the first of these names that exists.
 SPECIAL_NAMES: Final[dict[str, tuple[str, ...]]] = {
     "pad": ("<pad>", "[PAD]"),
     "unk": ("<unk>", "[UNK]"),
@@ -40,7 +40,7 @@ SPECIAL_NAMES: Final[dict[str, tuple[str, ...]]] = {
 }
 # SentencePiece and byte-level BPE mark the space before a piece with these characters.
 _SPACE_MARKS: Final = ("▁", "Ġ")
-# Limits one text. A million characters of English have half as many tokens.
+# A text has at most this many tokens. A million characters of English have half of that.
 MAX_TOKENS: Final = 1 << 19
 # Normalisation may replace a character with up to 18 (U+FDFA), and so make a short text long.
 _MAX_NORMALISED_CHARS: Final = 1_500_000

@@ -19,9 +19,9 @@ from albert_serve.errors import InvalidInputError, MalformedRequestError
 from albert_serve.tables.formats import MAX_LINE_BYTES, Format, Lines, is_utf8
 from albert_serve.tables.rows import ReadOptions, Row, check_names
 
-# Output has these delimiters.
+# Written files have these delimiters.
 DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
-_LIKELY: Final = ",;\t|"
+_LIKELY_DELIMITERS: Final = ",;\t|"
 # Matches a field of one line without tabs that needs its quotes.
 _QUOTED: Final = re.compile(r'""|"(?:[^"]|"")*(?:""|\r)(?:[^"]|"")*"')
 # A quoted field of TSV has at most this number of lines.
@@ -93,8 +93,8 @@ def _read_cells(
     numbered = enumerate(lines.checked(path), start=1)
     number, first = next(((number, line) for number, line in numbered if line.strip()), (1, ""))
     delimiter = options.delimiter
-    if named := _SEP_LINE.fullmatch(first):
-        delimiter = delimiter or named[1]
+    if match := _SEP_LINE.fullmatch(first):
+        delimiter = delimiter or match[1]
         number, first = next(numbered, (number, ""))
     if delimiter is None:
         delimiter = (likely_delimiter(first) or ",") if table_format == "csv" else "\t"
@@ -113,7 +113,7 @@ def _read_cells(
 
 def likely_delimiter(header: str) -> str | None:
     """Return the delimiter that splits a header into the most columns; None without a delimiter."""
-    counts = {delimiter: len(_fields(header, delimiter)) for delimiter in _LIKELY}
+    counts = {delimiter: len(_fields(header, delimiter)) for delimiter in _LIKELY_DELIMITERS}
     best = max(counts, key=counts.__getitem__)
     return best if counts[best] > 1 else None
 
