@@ -176,11 +176,6 @@ def test_every_line_of_the_log_is_json_and_requests_have_their_ids(workers: Runn
     assert paths.isdisjoint({"/livez", "/readyz", "/metrics"})
 
 
-def test_a_line_of_the_text_log_has_the_requests_id(service: Running, client: httpx.Client) -> None:
-    client.get("/info", headers={"X-Request-ID": "text-1"})
-    wait_until_logged(service, "(request text-1)")
-
-
 @given(st.text(), st.text(min_size=1))
 def test_a_record_is_one_line_of_json(message: str, reason: str) -> None:
     fields = {"created": 1.5, "levelname": "INFO", "trace_msg": "[trace=a,span=b]", "status": 404}

@@ -149,14 +149,6 @@ def test_warnings_and_truncated_tokens_are_told_in_headers(
     assert_close(fitting.json(), expected)
 
 
-def test_a_context_is_read_in_parts_and_its_question_truncated(local: httpx.Client) -> None:
-    for question, context in (("Who?", LONG), (LONG, "It is a run.")):
-        item = {"question": question, "context": context}
-        reply = post(local, "question-answering", item, truncation=True)
-        assert reply.status_code == 200
-        assert int(reply.headers.get(TRUNCATED, 0)) > 100 * (question == LONG) - 1
-
-
 def vectors(client: httpx.Client, inputs: Any, **parameters: Any) -> Any:
     reply = post(client, "feature-extraction", inputs, **parameters)
     assert reply.status_code == 200, reply.text
