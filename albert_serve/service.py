@@ -1,9 +1,8 @@
 """The BentoML service: `bentoml serve albert_serve.service:AlbertServe`.
 
-HTTP requests are answered by the routes of `server/routes.py`. The endpoints of the
-default model are methods, too: those of BentoML's clients, and for another service, which composes
-this one with `bentoml.depends(AlbertServe)`. Error replies are in `server/errors.py`, and
-authentication is in `server/auth.py`.
+The routes of `server/routes.py` answer HTTP requests. The endpoints of the default model are also
+methods, for BentoML's clients and for services that compose this one with
+`bentoml.depends(AlbertServe)`.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ from albert_serve.settings import (
     num_workers,
 )
 
-# What clients of the same deployment wait; our deadlines are shorter and reply with the reason.
+# Clients in the same deployment wait this long. Deadlines are shorter, as replies give a reason.
 _BENTOML_TIMEOUT_S: Final = 60
 _app = make_app(lambda: describe_service(AlbertServe.openapi_spec.asdict()))
-_metrics = cache(Metrics)  # a process has one, however many instances of the service
+_metrics = cache(Metrics)  # a process has only one, even with several instances of the service
 
 
 class Serving:
-    """ALBERT: fill-mask, classification, questions, order, entities, embeddings."""
+    """ALBERT: fill-mask, classification, question answering, order, entities, embeddings."""
 
     def __init__(self) -> None:
         try:
@@ -83,7 +82,7 @@ class Serving:
                 read_keys(settings.api_keys, settings.api_keys_file)
             if not settings.needs_key and not settings.allowed_hosts and _listens_on_loopback():
                 os.environ[HOSTS_VARIABLE] = ",".join(LOOPBACK_HOSTS)
-            # Workers that start later, after the catalogue has changed, use the same default.
+            # If the folder of bundles changes, workers that start later use the same default model.
             os.environ[DEFAULT_VARIABLE] = check_models(settings)
             supervise()
         except AlbertServeError as error:
@@ -93,15 +92,15 @@ class Serving:
     async def start(self) -> None:
         """Start hosting the models."""
         _app.state.models = self.hosted
-        if threading.current_thread() is threading.main_thread():  # it is not in a test's server
+        if threading.current_thread() is threading.main_thread():  # not in a test's server
             self._drain_on_sigterm()
-            # What is there now stays: full collections, which stop all requests, pass it over.
+            # Full collections stop all requests, so they skip the objects that exist now.
             gc.collect()
             gc.freeze()
 
     @bentoml.on_shutdown  # type: ignore[untyped-decorator]
     async def close(self) -> None:
-        """Answer the accepted requests, and close the models; a composing service calls it too."""
+        """Answer the accepted requests, then close the models; a composing service calls it too."""
         await self._models.close()
 
     def __is_ready__(self) -> bool:
@@ -109,12 +108,12 @@ class Serving:
 
     @property
     def hosted(self) -> Models:
-        """The models; started here within another service, where no startup hook is called."""
+        """The models. They start here within a composing service, which calls no startup hook."""
         self._models.start()
         return self._models
 
     def _drain_on_sigterm(self) -> None:
-        """Become unready on SIGTERM, and still answer during the grace period."""
+        """Become unready on SIGTERM, but answer until the grace period ends."""
         server_handler = signal.getsignal(signal.SIGTERM)
         loop = asyncio.get_running_loop()
 
@@ -128,7 +127,7 @@ class Serving:
 
 
 class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
-    """BentoML's service with our middleware outside and inside of it."""
+    """BentoML's service with our middleware and routes."""
 
     def to_asgi(self, is_main: bool = True) -> Any:
         """Return the application of a process; called once, before the first request."""
@@ -149,17 +148,17 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
         return app
 
     def _add_our_routes(self, app: Starlette) -> None:
-        """Replace BentoML's routes of the endpoints by those of `server/routes.py`.
+        """Replace BentoML's routes of the endpoints by the routes of `server/routes.py`.
 
-        BentoML would read a body of any size and content type, take any time for it, and refuse an
-        invalid one with another status and format. Ours are not mounted: every request would pass
-        through a second application.
+        BentoML would read a body of any size and content type, for any time, and reject invalid
+        bodies with another status and format. The routes are not mounted, because every request
+        would pass through a second application.
         """
         endpoints = {method.route for method in self.apis.values()}
-        bentomls = [
+        other_routes = [
             route for route in app.router.routes if getattr(route, "path", None) not in endpoints
         ]
-        app.router.routes = [*_app.routes, *bentomls]
+        app.router.routes = [*_app.routes, *other_routes]
         app.state = _app.state
 
 
@@ -169,9 +168,9 @@ def _find_limits(target: RequestTarget) -> tuple[Limits, str] | None:
 
 
 def _listens_on_loopback() -> bool:
-    """Whether, by the command line of `bentoml serve`, only this machine reaches the service.
+    """Whether the command line of `bentoml serve` lets only this machine reach the service.
 
-    BentoML tells its hooks no options. There are none where Python code starts the service.
+    BentoML does not pass its options to hooks. If Python code starts the service, there are none.
     """
     context = click.get_current_context(silent=True)
     host = context.params.get("host") if context is not None else None
@@ -183,5 +182,5 @@ AlbertServe: Any = bentoml.service(
     service_class=_ServiceWithMiddleware,
     traffic={"timeout": _BENTOML_TIMEOUT_S},
     workers=num_workers(),
-    logging={"access": {"enabled": False}},  # ours has the request's id (errors.py)
+    logging={"access": {"enabled": False}},  # our access log has the request's id (errors.py)
 )(Serving)

@@ -1,6 +1,6 @@
-"""The settings of the service, read from the environment once, and nowhere else.
+"""The settings of the service, which are read from the environment once, and only here.
 
-Each is a variable `ALBERT_SERVE_<NAME>`; docs/operate.md has the list with their meanings.
+Each setting is a variable `ALBERT_SERVE_<NAME>`. docs/operate.md describes them.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ BUNDLE_VARIABLE: Final = "ALBERT_SERVE_BUNDLE"
 MODELS_VARIABLE: Final = "ALBERT_SERVE_MODELS"
 DEFAULT_VARIABLE: Final = "ALBERT_SERVE_DEFAULT_MODEL"
 CACHE_VARIABLE: Final = "ALBERT_SERVE_CACHE"
-# Before a tag of BentoML's model store.
+# Precedes a tag of BentoML's model store.
 STORE_PREFIX: Final = "bentoml:"
-# Set by the supervisor for its workers; no settings.
+# The supervisor sets these two for its workers; they are not settings.
 SUPERVISOR_VARIABLE: Final = "_ALBERT_SERVE_SUPERVISOR"
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 HOSTS_VARIABLE: Final = "ALBERT_SERVE_ALLOWED_HOSTS"
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")
-_LIKE_OURS: Final = re.compile("ALBERT(_?SERV|_.*KEY)")
-# The addresses of services that Kubernetes gives to every container; a service named
-# `albert-serve` makes ALBERT_SERVE_PORT=tcp://10.0.0.1:80.
+_SIMILAR_NAME: Final = re.compile("ALBERT(_?SERV|_.*KEY)")
+# Kubernetes sets the addresses of all services in every container: for a service named
+# `albert-serve`, ALBERT_SERVE_PORT=tcp://10.0.0.1:80.
 _KUBERNETES: Final = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_|_PORT=(tcp|udp|sctp)://")
-# Of the Python clients (client/server.py).
-_CLIENTS_KEY: Final = "ALBERT_API_KEY"
+# The Python clients read this variable (client/server.py).
+_CLIENT_KEY: Final = "ALBERT_API_KEY"
 _HOST: Final = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]+\]")
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
-# BentoML's timeout is 60 s (service.py); ours must be shorter, because it replies with a reason.
-_LONGEST_DEADLINE_S: Final = 55.0
+# BentoML's timeout is 60 s (service.py). Deadlines are shorter, as their replies give a reason.
+_MAX_DEADLINE_S: Final = 55.0
 
 Device = Literal["auto", "cpu", "cuda"]
-# The surfaces that keys can guard: the tasks and /info, the metrics, and the documentation.
+# Keys can guard these surfaces: the tasks and /info, the metrics, and the documentation.
 Surface = Literal["api", "metrics", "docs"]
 
 
@@ -52,13 +52,13 @@ class RuntimeOptions:
     """The runtime options of a bundle.
 
     Attributes:
-        device: "auto" is CUDA where a call on it succeeds, else the CPU.
-        num_threads: threads of one run; None: the CPUs that this process may use.
-        spinning: whether threads wait for each other actively: 5 to 10 % faster, unless other
-            processes want the same cores.
-        cache_folder: of weights pre-packed for this CPU's kernels, which processes and sessions
-            share; None: each session packs them into memory of its own.
-        gpu_mem_limit: of the activations of an encoder on CUDA, in bytes.
+        device: device to run on; "auto" is CUDA if a call on it succeeds, otherwise the CPU.
+        num_threads: threads of one run (default: the CPUs that this process may use).
+        gpu_mem_limit: limit of an encoder's activations on CUDA, in bytes.
+        spinning: whether threads wait for each other actively. This is 5 to 10 % faster, unless
+            other processes use the same cores.
+        cache_folder: folder of weights prepacked for this CPU, which processes and sessions share.
+            If it is None, each session packs the weights into its own memory.
     """
 
     device: Device = "auto"
@@ -70,13 +70,13 @@ class RuntimeOptions:
     def __post_init__(self) -> None:
         if self.device not in get_args(Device):
             allowed = ", ".join(get_args(Device))
-            raise ConfigError(f"device is {self.device!r}; allowed are {allowed}")
+            raise ConfigError(f"device is {self.device!r}. Choose one of {allowed}.")
         if self.num_threads is not None and self.num_threads < 1:
-            raise ConfigError(f"num_threads is {self.num_threads}; it must be 1 or more")
+            raise ConfigError(f"num_threads is {self.num_threads}. Use 1 or more.")
 
     @property
     def threads(self) -> int:
-        """Threads of one run."""
+        """Number of threads of one run."""
         return self.num_threads or num_usable_cpus()
 
 
@@ -89,33 +89,33 @@ def _split(value: object) -> object:
 
 
 def _check_set(value: object) -> object:
-    """Refuse a variable of keys that holds none: the service would be open to everyone."""
+    """Reject an empty variable of keys, because the service would be open to everyone."""
     if isinstance(value, str) and not value.strip(", "):
         raise ValueError(
-            "is set, but empty; put into it what it is for, or unset it: without keys the service "
-            "is open to everyone who reaches it"
+            "is set but empty. Set a value, or unset it. Without keys, anyone who reaches the "
+            "service can use it."
         )
     return value
 
 
-def _each_like(pattern: re.Pattern[str], description: str) -> AfterValidator:
-    """Return a check of comma-separated values, each of which may be * as well."""
+def _check_each(pattern: re.Pattern[str], examples: str) -> AfterValidator:
+    """Return a check of comma-separated values, each of which may also be *."""
 
     def check(values: tuple[str, ...]) -> tuple[str, ...]:
         for value in values:
             if value != "*" and not pattern.fullmatch(value):
-                raise ValueError(f"holds {value!r}; {description}, or * for all")
+                raise ValueError(f"contains {value!r}. Use {examples}, or * for all.")
         return values
 
     return AfterValidator(check)
 
 
 def cache_folder() -> Path | None:
-    """Return the cache folder of the settings; None without one and without a home folder."""
-    if named := os.environ.get(CACHE_VARIABLE, "").strip():
-        return Path(named)
-    if folder := os.environ.get("XDG_CACHE_HOME", "").strip():
-        return Path(folder) / "albert-serve"
+    """Return the cache folder of the settings; None if it is unset and there is no home folder."""
+    if folder := os.environ.get(CACHE_VARIABLE, "").strip():
+        return Path(folder)
+    if parent := os.environ.get("XDG_CACHE_HOME", "").strip():
+        return Path(parent) / "albert-serve"
     try:
         return Path.home() / ".cache/albert-serve"
     except RuntimeError:
@@ -123,20 +123,20 @@ def cache_folder() -> Path | None:
 
 
 class Settings(BaseModel):
-    """The settings of a deployment. `from_environment` reads them; docs/operate.md has each.
+    """The settings of a deployment. docs/operate.md describes each.
 
     Attributes:
-        bundle: the folder to serve, or a tag of BentoML's model store; None if `models` is set.
-        models: a folder of bundles.
-        max_batch_tokens: None for the engine's own, which depends on its device.
-        allowed_hosts: empty: all, but those of the loopback alone where no key is needed and the
-            service listens there only.
+        bundle: folder to serve, or tag of BentoML's model store; None if `models` is set.
+        models: folder of bundles to serve.
+        max_batch_tokens: tokens of a batch (default: the engine's limit for its device).
+        allowed_hosts: hosts that requests may name (default: all, or only the loopback's names if
+            the service listens only there and requires no key).
     """
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        hide_input_in_errors=True,  # they may be keys
+        hide_input_in_errors=True,  # an input may be a key
     )
 
     bundle: Path | None = None
@@ -151,7 +151,7 @@ class Settings(BaseModel):
     max_batch_tokens: int | None = Field(None, ge=1, le=1 << 24)
     max_queue_tokens: int = Field(131_072, ge=1, le=1 << 30)
     max_concurrency: int = Field(128, ge=1, le=1 << 16)
-    deadline_s: float = Field(30.0, ge=0.05, le=_LONGEST_DEADLINE_S)
+    deadline_s: float = Field(30.0, ge=0.05, le=_MAX_DEADLINE_S)
     max_body_bytes: int = Field(4_194_304, ge=1, le=1 << 30)
     max_items: int = Field(1024, ge=1, le=1 << 16)
     drain_grace_s: float = Field(0.0, ge=0, le=600)
@@ -163,52 +163,54 @@ class Settings(BaseModel):
     cors_origins: Annotated[
         tuple[str, ...],
         BeforeValidator(_split),
-        _each_like(_ORIGIN, "an origin is like https://app.example.com, without a path"),
+        _check_each(_ORIGIN, "origins such as https://app.example.com without a path"),
     ] = ()
     allowed_hosts: Annotated[
         tuple[str, ...],
         BeforeValidator(_split),
-        _each_like(_HOST, "a host is like app.example.com, *.example.com or [::1], without a port"),
+        _check_each(_HOST, "hosts such as app.example.com, *.example.com or [::1] without a port"),
     ] = ()
     log_format: Literal["text", "json"] = "text"
 
     @classmethod
     def from_environment(cls, options: Mapping[str, str] | None = None) -> Settings:
-        """Read the variables; those that are unset or empty keep their defaults.
+        """Read the variables; an unset or empty variable has its default.
 
         Args:
-            options: values that go before the environment's, by variable.
+            options: values by variable, which override the environment's.
         """
         source = {**os.environ, **(options or {})}
         _check_names(source)
         values: dict[str, Any] = {
             field: source[variable].strip()
             for variable, field in VARIABLES.items()
-            # An empty variable of keys is refused: the service would be open.
+            # An empty variable of keys reaches `_check_set`, which rejects it.
             if source.get(variable, "").strip() or ("keys" in field and variable in source)
         }
         if "models" not in values:
             values.setdefault("bundle", shipped_bundle())
         elif "bundle" in values:
-            raise ConfigError(f"{BUNDLE_VARIABLE} and {MODELS_VARIABLE} are set; set one of them")
+            raise ConfigError(
+                f"{BUNDLE_VARIABLE} and {MODELS_VARIABLE} are both set. Set only one of them."
+            )
         if "guard" in values and not {"api_keys", "api_keys_file"} & values.keys():
             raise ConfigError(
-                f"{_PREFIX}GUARD is set, but there is no key; set {_PREFIX}API_KEYS or "
-                f"{_PREFIX}API_KEYS_FILE"
+                f"{_PREFIX}GUARD is set, but there is no key. Set {_PREFIX}API_KEYS or "
+                f"{_PREFIX}API_KEYS_FILE."
             )
         try:
             return cls(**values)
         except ValidationError as error:
-            raise ConfigError("; ".join(map(_describe, error.errors()))) from error
+            raise ConfigError(" ".join(map(_describe, error.errors()))) from error
 
     @property
     def has_keys(self) -> bool:
-        """Whether any surface needs a key."""
+        """Whether any surface requires a key."""
         return bool(self.api_keys) or self.api_keys_file is not None
 
     @property
     def needs_key(self) -> bool:
-        """Whether the tasks need a key."""
+        """Whether the tasks require a key."""
         return self.has_keys and "api" in self.guard
 
     @property
@@ -218,7 +220,7 @@ class Settings(BaseModel):
 
     @property
     def job_runtime(self) -> RuntimeOptions:
-        """The runtime options of batch scoring: alone on the machine, in parallel sessions."""
+        """The runtime options of batch scoring, which has the machine to itself."""
         return self._runtime(1, shares_weights=True)
 
     def _runtime(self, num_workers: int, *, shares_weights: bool) -> RuntimeOptions:
@@ -232,74 +234,74 @@ class Settings(BaseModel):
 
     def environment(self) -> dict[str, str]:
         """Return this process's environment with these settings, for a child process."""
-        # Disables BentoML's usage reports, unless the variable is set.
-        quiet = {"BENTOML_DO_NOT_TRACK": "True"}
+        # This disables BentoML's usage reports, unless the variable is set.
+        defaults = {"BENTOML_DO_NOT_TRACK": "True"}
         inherited = {name: text for name, text in os.environ.items() if name not in VARIABLES}
-        chosen = {name: _text(getattr(self, field)) for name, field in VARIABLES.items()}
+        settings = {name: _text(getattr(self, field)) for name, field in VARIABLES.items()}
         if not self.has_keys:
-            del chosen[f"{_PREFIX}GUARD"]
-        return {**quiet, **inherited, **{name: text for name, text in chosen.items() if text}}
+            del settings[f"{_PREFIX}GUARD"]
+        return {**defaults, **inherited, **{name: text for name, text in settings.items() if text}}
 
 
 def store_tag(bundle: Path) -> str | None:
-    """Return the tag in BentoML's model store that is passed in place of a folder, or None."""
+    """Return the tag of BentoML's model store that `bundle` contains; None if it is a folder."""
     text = str(bundle)
     return text.removeprefix(STORE_PREFIX) if text.startswith(STORE_PREFIX) else None
 
 
 def _text(value: object) -> str:
-    """Return a setting as its variable has it; empty if it is None."""
+    """Return the text of a setting's variable; an empty text for None."""
     if isinstance(value, Path):
         if store_tag(value) is not None:
             return str(value)
-        return os.path.abspath(value)  # links are not resolved: their targets may change
+        return os.path.abspath(value)  # it keeps links, because their targets may change
     if isinstance(value, tuple):
         return ",".join(value)
     return "" if value is None else str(value)
 
 
-# Those that are not called as their fields are.
+# The variables whose names differ from their fields.
 _NAMES: Final = {"num_workers": "WORKERS", "num_threads": "THREADS", "cache_folder": "CACHE"}
-# Variable -> field.
+# Maps variables to fields.
 VARIABLES: Final = {
     _PREFIX + _NAMES.get(field, field.upper()): field for field in Settings.model_fields
 }
 
 
 def _check_names(variables: Mapping[str, str]) -> None:
-    """Refuse variables that look like settings and are none: a misspelt one would go unnoticed."""
+    """Reject variables with a name similar to a setting's: nobody would notice a misspelt one."""
     for name, value in variables.items():
         if (
-            not _LIKE_OURS.match(name.upper())
+            not _SIMILAR_NAME.match(name.upper())
             or name in VARIABLES
-            or name == _CLIENTS_KEY
+            or name == _CLIENT_KEY
             or _KUBERNETES.search(f"{name}={value}")
         ):
             continue
-        near = difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.85)
-        hint = f"did you mean {near[0]}?" if near else "unset it; docs/operate.md lists them"
-        raise ConfigError(f"{name} is set, but there is no such setting; {hint}")
+        similar = difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.85)
+        hint = f"Did you mean {similar[0]}?" if similar else "Unset it. See docs/operate.md."
+        raise ConfigError(f"{name} is not a setting. {hint}")
 
 
 def _describe(error: ErrorDetails) -> str:
-    """Return a fault of a variable in one sentence: what it is, and what it may be."""
+    """Return a message with a variable's value and its allowed values."""
     name = str(error["loc"][0])
-    variable = next(each for each, field in VARIABLES.items() if field == name)
+    variable = next(variable for variable, field in VARIABLES.items() if field == name)
     if reason := error.get("ctx", {}).get("error"):
         return f"{variable} {reason}"
     if error["type"] == "literal_error":
         allowed = error["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
-        return f"{variable} is {error['input']!r}; allowed are {allowed}"
+        return f"{variable} is {error['input']!r}. Choose one of {allowed}."
     bounds = {
-        key: getattr(one, key)
-        for one in Settings.model_fields[name].metadata
+        key: getattr(constraint, key)
+        for constraint in Settings.model_fields[name].metadata
         for key in ("ge", "le")
-        if hasattr(one, key)
+        if hasattr(constraint, key)
     }
-    what = "a number of seconds" if variable.endswith("_S") else "a whole number"
+    number = "a number of seconds" if variable.endswith("_S") else "a whole number"
     return (
-        f"{variable} is {error['input']!r}; it must be {what} from {bounds['ge']:.16g} to "
-        f"{bounds['le']:.16g}"
+        f"{variable} is {error['input']!r}. Use {number} from {bounds['ge']:.16g} to "
+        f"{bounds['le']:.16g}."
     )
 
 
@@ -311,13 +313,13 @@ def num_usable_cpus() -> int:
 
 
 def supervisor_pid() -> int | None:
-    """Return the process that started this one as its worker; None if it is not a worker."""
+    """Return the id of this worker's supervisor; None if this process is not a worker."""
     value = os.environ.get(SUPERVISOR_VARIABLE)
     return int(value) if value else None
 
 
 def metrics_folder() -> Path | None:
-    """Return the folder of the metrics of all workers; None outside of a service."""
+    """Return the folder of all workers' metrics; None outside a service."""
     value = os.environ.get(METRICS_VARIABLE)
     return Path(value) if value else None
 
@@ -330,20 +332,20 @@ def num_workers() -> int:
 
 
 def allocator_variables() -> dict[str, str]:
-    """Return the variables by which a worker has one heap for all threads.
+    """Return the variables that give a worker one heap for all threads.
 
-    glibc returns the free pages of its first heap only. Those of the environment hold.
+    glibc returns only the free pages of its first heap. The environment's value has precedence.
     """
     return {"MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "1")}
 
 
 def shipped_bundle(models: Path | None = None) -> Path:
-    """Return the folder of the default bundle, in `models/` next to the package or within it.
+    """Return the folder of the default bundle.
 
-    A checkout has the fp32 version next to it, a wheel the int8 version within it.
+    In a checkout it is in `models/` next to the package (fp32), in a wheel within it (int8).
 
     Args:
-        models: look here instead.
+        models: folder to search instead.
     """
     models = models or _models_folder(Path(__file__).resolve().parent)
     folders = sorted(manifest.parent for manifest in models.glob("*/manifest.json"))
@@ -351,12 +353,12 @@ def shipped_bundle(models: Path | None = None) -> Path:
         return folders[0]
     names = ", ".join(folder.name for folder in folders) or "none"
     raise ConfigError(
-        f"{models} must hold exactly one bundle, and holds {names}; "
-        f"set {BUNDLE_VARIABLE} to the folder of the one to serve"
+        f"{models} must contain exactly one bundle, but contains {names}. "
+        f"Set {BUNDLE_VARIABLE} to the folder of the bundle to serve."
     )
 
 
 def _models_folder(package: Path) -> Path:
-    beside, within = package.parent / "models", package / "models"
+    outside, inside = package.parent / "models", package / "models"
     # Another package may have put a folder of this name into site-packages.
-    return beside if not within.is_dir() or any(beside.glob("*/manifest.json")) else within
+    return outside if not inside.is_dir() or any(outside.glob("*/manifest.json")) else inside

@@ -1,8 +1,8 @@
 """The queue in front of the engine, which is never idle while an input waits.
 
-The engine's thread takes the next batch (scheduler.py) at the moment that it is free. That takes
-microseconds, and accounts for every request that arrived, left or expired until then. Callers are
-answered on the event loop.
+The engine's thread takes the next batch (scheduler.py) when it is free. This takes microseconds and
+considers every request that has arrived, disconnected or expired by then. The event loop answers
+callers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class BatchReport:
     """A batch that the engine has run.
 
     Attributes:
-        num_inputs: inputs that ran together.
-        num_tokens: their tokens, without padding.
-        num_padded_tokens: their tokens, with padding.
-        engine_s: seconds that the engine took.
-        queue_delays_s: by task, the seconds that each input waited.
+        num_inputs: inputs of the batch.
+        num_tokens: tokens of the inputs, without padding.
+        num_padded_tokens: tokens of the inputs, with padding.
+        engine_s: seconds that the engine computed.
+        queue_delays_s: seconds that each input waited, by task.
     """
 
     num_inputs: int
@@ -41,7 +41,7 @@ class BatchReport:
 
 
 class BatchObserver:
-    """Receives events, on the event loop, and ignores them.
+    """An observer of events, on the event loop, that ignores them.
 
     The task of a request is the endpoint of its first input.
     """
@@ -50,16 +50,16 @@ class BatchObserver:
         """Record that a request entered the queue."""
 
     def batch(self, report: BatchReport) -> None:
-        """Record that a batch was run."""
+        """Record that the engine ran a batch."""
 
     def cancelled(self, task: str) -> None:
         """Record that a request's caller disconnected before the answer."""
 
     def shed(self, task: str) -> None:
-        """Record that a request was refused for want of room or time; the batcher does not."""
+        """Record that a request was rejected because of load. `server/limits.py` calls this."""
 
     def expired(self, task: str) -> None:
-        """Record that a request missed its deadline, or would have; the batcher does not."""
+        """Record that a request missed its deadline. `server/limits.py` calls this."""
 
 
 class _BatchRunner(Protocol):
@@ -68,7 +68,7 @@ class _BatchRunner(Protocol):
     max_batch_tokens: int
 
     def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        """Return the logits of each input, in order; any exception fails the whole call."""
+        """Return the logits of each input, in order; any exception fails the complete batch."""
         ...
 
 
@@ -78,7 +78,7 @@ class _PendingRequest(QueuedRequest):
     arrived_s: float
     answer: asyncio.Future[list[Logits] | Exception]
     logits: dict[int, Logits] = field(default_factory=dict)
-    closed: bool = False  # answered, or abandoned by its caller
+    closed: bool = False  # it has failed, or its caller has an answer or has disconnected
 
     @property
     def task(self) -> str:
@@ -94,14 +94,14 @@ _Outcomes: TypeAlias = Sequence[tuple[_PendingRequest, list[Logits] | Exception]
 
 
 class Batcher:
-    """Runs the inputs of many callers in shared batches. Belongs to one event loop.
+    """A queue that runs the inputs of many callers in shared batches. Belongs to one event loop.
 
     Args:
-        check_room: raises if a request does not fit in the queue; takes its tokens, and those that
-            are queued.
-        call_overhead_tokens: of an engine call, as tokens of compute; a batch has no more
-            padding than that.
-        clock: in seconds; deadlines are checked against it before anything is computed.
+        check_room: function of a request's tokens and the queued tokens, which raises an exception
+            if the request does not fit in the queue.
+        call_overhead_tokens: overhead of an engine call, as tokens of compute; the limit of a
+            batch's padding.
+        clock: clock in seconds; deadlines are checked before the engine computes.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class Batcher:
             max_batch_tokens=engine.max_batch_tokens, call_overhead_tokens=call_overhead_tokens
         )
         self._check_room = check_room
-        self._lock = threading.Lock()  # guards the scheduler and _is_working
-        self._is_working = False  # the thread will check the queue again
+        self._lock = threading.Lock()  # protects the scheduler and `_is_working`
+        self._is_working = False  # whether the thread will check the queue again
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._num_calls = 0
         self._all_done = asyncio.Event()
@@ -130,7 +130,7 @@ class Batcher:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Queued tokens, without padding."""
+        """Number of queued tokens, without padding."""
         return self._scheduler.num_tokens
 
     async def run(
@@ -138,10 +138,10 @@ class Batcher:
         inputs: Sequence[EncoderInput],
         deadline_s: float,
     ) -> list[Logits]:
-        """Return the logits of each input, in order; if one input fails, the whole request fails.
+        """Return the logits of each input, in order; if an input fails, the request fails.
 
         Args:
-            deadline_s: seconds from now after which the answer is of no use.
+            deadline_s: seconds from now until the deadline.
         """
         if not inputs:
             return []
@@ -158,7 +158,7 @@ class Batcher:
             self._leave(call)
 
     async def close(self) -> None:
-        """Refuse new requests, answer the accepted ones, and end the engine's thread."""
+        """Reject new requests, answer the accepted requests, then end the engine's thread."""
         self._accepting = False
         await self._all_done.wait()
         # The thread may still compute an abandoned request.
@@ -167,7 +167,7 @@ class Batcher:
     def _call(self, inputs: Sequence[EncoderInput], deadline_s: float) -> _PendingRequest:
         arrived_s = self._clock()
         return _PendingRequest(
-            # The engine refuses an input without tokens.
+            # The engine rejects an input without tokens.
             lengths=[max(1, len(item.ids)) for item in inputs],
             inputs=inputs,
             arrived_s=arrived_s,
@@ -177,9 +177,9 @@ class Batcher:
 
     def _enter(self, call: _PendingRequest) -> None:
         if not self._accepting:
-            raise NotReadyError("the service is shutting down. Send the request to a replica.")
+            raise NotReadyError("The service is shutting down. Send the request to a replica.")
         if not call.ends_s > self._clock():
-            raise _late()
+            raise _deadline_error()
         with self._lock:
             self._check_room(call.num_tokens, self.num_queued_tokens)
             self._scheduler.add(call)
@@ -188,7 +188,7 @@ class Batcher:
         self._num_calls += 1
         self._all_done.clear()
         if must_start:
-            # Deferred, so that requests of the same event loop iteration share a batch.
+            # The start is deferred, so that requests of one event loop iteration share a batch.
             call.answer.get_loop().call_soon(self._start)
 
     def _start(self) -> None:
@@ -210,13 +210,13 @@ class Batcher:
                 batch = self._scheduler.take(self._clock())
                 self._is_working = bool(batch.members)
             if batch.expired:
-                _post(loop, _settle, [(call, _late()) for call in batch.expired])
+                _post(loop, _set_outcomes, [(call, _deadline_error()) for call in batch.expired])
             if not batch.members:
                 return
             self._compute(loop, batch.members)
 
     def _compute(self, loop: asyncio.AbstractEventLoop, members: _Members) -> None:
-        """Run a batch; if it fails, bisect it so that only the failing input's request fails."""
+        """Run a batch; if it fails, bisect it, so that only the failing input's request fails."""
         started_s = self._clock()
         members = [(call, i) for call, i in members if not call.closed and call.ends_s > started_s]
         if not members:
@@ -225,7 +225,7 @@ class Batcher:
             answers = self._engine.run_batch([call.inputs[index] for call, index in members])
             for (call, index), logits in zip(members, answers, strict=True):
                 call.logits[index] = logits
-        except Exception as error:  # noqa: BLE001  # it is handed to its caller
+        except Exception as error:  # noqa: BLE001  # `run` raises it
             if len(members) == 1:
                 self._fail(loop, members[0][0], error)
                 return
@@ -242,11 +242,11 @@ class Batcher:
         call.closed = True
         with self._lock:
             self._scheduler.remove(call)
-        _post(loop, _settle, [(call, error)])
+        _post(loop, _set_outcomes, [(call, error)])
 
     def _answer(self, members: _Members, started_s: float, engine_s: float) -> None:
         """Answer the completed requests; runs on the event loop."""
-        _settle(
+        _set_outcomes(
             [
                 (call, [call.logits[index] for index in range(len(call.inputs))])
                 for call in dict.fromkeys(call for call, _ in members)
@@ -258,21 +258,20 @@ class Batcher:
 
 def _result(call: _PendingRequest) -> list[Logits]:
     if not call.answer.done():
-        raise _late()
+        raise _deadline_error()
     outcome = call.answer.result()
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
 
 
-def _late() -> DeadlineExceededError:
+def _deadline_error() -> DeadlineExceededError:
     return DeadlineExceededError(
-        "there was no answer before the deadline. Send fewer inputs per request, or try again "
-        "later."
+        "The answer missed the deadline. Send fewer inputs per request, or try again later."
     )
 
 
-def _settle(outcomes: _Outcomes) -> None:
+def _set_outcomes(outcomes: _Outcomes) -> None:
     for call, outcome in outcomes:
         if not call.answer.done():
             call.answer.set_result(outcome)
@@ -298,5 +297,5 @@ _Args = TypeVarTuple("_Args")
 def _post(
     loop: asyncio.AbstractEventLoop, callback: Callable[[Unpack[_Args]], None], *args: *_Args
 ) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended, and with it all callers
+    with contextlib.suppress(RuntimeError):  # the event loop has ended, and so have all callers
         loop.call_soon_threadsafe(callback, *args)

@@ -1,10 +1,11 @@
-"""Scheduling of batches: inputs of like length together, and fair queueing of requests.
+"""Scheduling of batches: inputs of similar length run together, and requests share compute fairly.
 
-Requests are served in round-robin, each a slot of one batch. The longest of its inputs seeds the
-batch, and the inputs nearest to that in length fill it, one of each request after another. A new
-request comes last, so it waits for at most one batch of each earlier request, however large they
-are. Short requests go before large ones, but get no more compute than these while both wait: so a
-large one waits at most twice as long as without them, and one batch.
+Requests take turns. In its turn, the longest input of a request seeds a batch. The inputs nearest
+in length fill the batch, one of each request in rotation. A new request comes last, so it waits
+for at most one batch of each earlier request, however large these are.
+
+Short requests precede large requests, but get no more compute while both wait. So a large request
+waits at most twice as long as it would without short requests, plus one batch.
 
 Nothing here depends on a clock, a thread or a model.
 """
@@ -27,10 +28,10 @@ class QueuedRequest:
 
     Attributes:
         lengths: tokens of each input, at least 1.
-        ends_s: the deadline, on the clock of the scheduler's caller.
-        waiting: the indices of the inputs that have not been taken, by length.
-        num_waiting_tokens: tokens of those inputs.
-        is_short: whether it was short when it came; the scheduler's.
+        ends_s: deadline on the clock of the scheduler's caller.
+        waiting: indices of the waiting inputs, by length.
+        num_waiting_tokens: tokens of the waiting inputs.
+        is_short: whether the request was short on arrival; the scheduler sets it.
     """
 
     lengths: Sequence[int]
@@ -54,10 +55,10 @@ class ScheduledBatch(Generic[_RequestT]):
     """The inputs that the engine runs next.
 
     Attributes:
-        members: pairs of a request and the index of one of its inputs.
-        expired: requests that were removed because their deadline has passed.
+        members: pairs of a request and the index of an input.
+        expired: requests that were removed because their deadlines have passed.
         longest: tokens of the longest input.
-        num_padding_tokens: padding tokens of the other inputs, in all.
+        num_padding_tokens: padding tokens of all inputs.
     """
 
     members: list[tuple[_RequestT, int]] = field(default_factory=list)
@@ -71,7 +72,7 @@ class ScheduledBatch(Generic[_RequestT]):
         return len(self.members) * self.longest
 
     def padding_with(self, length: int) -> int:
-        """Return `num_padding_tokens` with one more input, of this length."""
+        """Return `num_padding_tokens` with another input of this length."""
         if length > self.longest:
             return self.num_padding_tokens + len(self.members) * (length - self.longest)
         return self.num_padding_tokens + self.longest - length
@@ -88,9 +89,9 @@ class Scheduler(Generic[_RequestT]):
     """The waiting requests. The cost of `take` depends on the batch, not on the queue.
 
     Args:
-        max_batch_tokens: the limit of a batch, padding included; a longer input runs alone.
-        call_overhead_tokens: of an engine call, as tokens of compute; a batch has no more
-            padding than that.
+        max_batch_tokens: limit of a batch's tokens, with padding; a longer input runs alone.
+        call_overhead_tokens: overhead of an engine call, as tokens of compute; the limit of a
+            batch's padding.
     """
 
     def __init__(self, *, max_batch_tokens: int, call_overhead_tokens: int) -> None:
@@ -109,32 +110,32 @@ class Scheduler(Generic[_RequestT]):
         return self._queue.num_tokens
 
     def add(self, request: _RequestT) -> None:
-        """Add a request. Its turn comes after the waiting requests."""
+        """Add a request, whose turn comes after the waiting requests."""
         self._queue.add(request)
 
     def remove(self, request: _RequestT) -> None:
-        """Remove the waiting inputs of a request, if there are any."""
+        """Remove a request's waiting inputs, if it has any."""
         self._queue.remove(request)
 
     def take(self, now_s: float) -> ScheduledBatch[_RequestT]:
-        """Remove and return the next batch; it has no members if nothing waits.
+        """Remove and return the next batch, which is empty if no input waits.
 
         Args:
-            now_s: the time, on the deadlines' clock.
+            now_s: current time on the clock of the deadlines.
         """
         batch: ScheduledBatch[_RequestT] = ScheduledBatch()
         while self.num_requests:
             request = self._queue.first()
-            if self._drop_if_late(request, batch, now_s):
+            if self._drop_if_expired(request, batch, now_s):
                 continue
             has_both_sizes = self._queue.has_both_sizes
             self._fill(batch, request, now_s)
             cost_tokens = batch.num_padded_tokens + self._call_overhead_tokens
-            self._queue.end_slot(request, cost_tokens if has_both_sizes else 0)
+            self._queue.end_turn(request, cost_tokens if has_both_sizes else 0)
             break
         return batch
 
-    def _drop_if_late(
+    def _drop_if_expired(
         self, request: _RequestT, batch: ScheduledBatch[_RequestT], now_s: float
     ) -> bool:
         if request.ends_s > now_s:
@@ -148,11 +149,11 @@ class Scheduler(Generic[_RequestT]):
         batch.append(seed, queue.take(seed, max(seed.waiting)))
         while (length := self._next_length(batch)) is not None:
             request = queue.first_of_length(length)
-            if not self._drop_if_late(request, batch, now_s):
+            if not self._drop_if_expired(request, batch, now_s):
                 batch.append(request, queue.take(request, length))
 
     def _next_length(self, batch: ScheduledBatch[_RequestT]) -> int | None:
-        """Return the length that adds the least padding; None if the batch has no room for it."""
+        """Return the length that adds the least padding; None if no input fits in the batch."""
         num_members = len(batch.members) + 1
         if num_members * batch.longest > self.max_batch_tokens:
             return None
@@ -174,14 +175,14 @@ class _Queue(Generic[_RequestT]):
         num_tokens: tokens of the waiting inputs.
     """
 
-    def __init__(self, slot_tokens: int) -> None:
+    def __init__(self, max_batch_tokens: int) -> None:
         self.num_tokens = 0
-        self._slot_tokens = slot_tokens
-        # In order of their slots. Ordered dictionaries, here and below, because a plain one takes
-        # longer to find its first key the more were removed before it.
+        self._max_batch_tokens = max_batch_tokens
+        # Requests are in the order of their turns. These dictionaries are ordered, because a plain
+        # dictionary needs longer to find its first key after many were removed.
         self._short: OrderedDict[_RequestT, None] = OrderedDict()
         self._large: OrderedDict[_RequestT, None] = OrderedDict()
-        self._short_credit_tokens = 0  # compute that short requests may use before large ones
+        self._short_credit_tokens = 0  # compute of large requests minus that of short requests
         self._by_length: dict[int, OrderedDict[_RequestT, None]] = {}
         self._lengths: list[int] = []  # the keys of _by_length, ascending
 
@@ -210,20 +211,20 @@ class _Queue(Generic[_RequestT]):
         del self._same_size(request)[request]
         self.num_tokens -= request.num_waiting_tokens
         for length in request.waiting:
-            self._leave(request, length)
+            self._remove_length(request, length)
         request.waiting.clear()
         request.num_waiting_tokens = 0
 
     def first(self) -> _RequestT:
-        """Return the request whose slot is next."""
-        is_shorts_turn = self._short_credit_tokens >= 0 or not self._large
-        return next(iter(self._short if self._short and is_shorts_turn else self._large))
+        """Return the request whose turn is next."""
+        may_be_short = self._short_credit_tokens >= 0 or not self._large
+        return next(iter(self._short if self._short and may_be_short else self._large))
 
-    def end_slot(self, request: _RequestT, cost_tokens: int) -> None:
-        """Put a request last, if any of it is left.
+    def end_turn(self, request: _RequestT, cost_tokens: int) -> None:
+        """Move a request to the end, if it has waiting inputs.
 
         Args:
-            cost_tokens: of its batch; 0 unless both short and large requests waited for it.
+            cost_tokens: compute of its batch; 0 unless both short and large requests waited.
         """
         self._short_credit_tokens += -cost_tokens if request.is_short else cost_tokens
         if request in self._same_size(request):
@@ -236,7 +237,7 @@ class _Queue(Generic[_RequestT]):
         return next(iter(self._by_length[length]))
 
     def take(self, request: _RequestT, length: int) -> int:
-        """Take an input of this length, and return its index; the request then comes last."""
+        """Remove an input of this length, and return its index; the request then comes last."""
         indices = request.waiting[length]
         index = indices.pop()
         self.num_tokens -= length
@@ -245,23 +246,23 @@ class _Queue(Generic[_RequestT]):
             self._by_length[length].move_to_end(request)
             return index
         del request.waiting[length]
-        self._leave(request, length)
+        self._remove_length(request, length)
         if not request.waiting:
             del self._same_size(request)[request]
         return index
 
     def lengths_around(self, length: int) -> list[int]:
-        """Return the nearest waiting lengths: the greatest up to this one, the least over it."""
+        """Return the nearest waiting lengths: the greatest up to `length`, the least above it."""
         end = bisect_right(self._lengths, length)
         return self._lengths[max(0, end - 1) : end + 1]
 
     def _is_short(self, num_tokens: int) -> bool:
-        return num_tokens <= _SHORT_FRACTION * self._slot_tokens
+        return num_tokens <= _SHORT_FRACTION * self._max_batch_tokens
 
     def _same_size(self, request: _RequestT) -> OrderedDict[_RequestT, None]:
         return self._short if request.is_short else self._large
 
-    def _leave(self, request: _RequestT, length: int) -> None:
+    def _remove_length(self, request: _RequestT, length: int) -> None:
         requests = self._by_length[length]
         del requests[request]
         if not requests:

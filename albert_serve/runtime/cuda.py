@@ -1,4 +1,4 @@
-"""CUDA: the reason why it cannot be used, the options of its sessions, and a worker's device."""
+"""CUDA: reasons why it is not available, options of its sessions, and a worker's device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import functools
 import io
-from itertools import count as naturals
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -19,45 +19,45 @@ from albert_serve.settings import metrics_folder
 PROVIDER: Final = "CUDAExecutionProvider"
 _OLDEST_DRIVER: Final = 580  # the first driver that runs CUDA 13
 _CUDA_MAJOR: Final = 13
-NO_DRIVER: Final = "no NVIDIA driver is installed"
+NO_DRIVER: Final = "No NVIDIA driver is installed."
 ADVICE: Final = (
-    "CUDA 13 and cuDNN 9 come with make serve-gpu, or pip install 'albert-serve[gpu]'; "
-    f"the NVIDIA driver must be {_OLDEST_DRIVER} or newer, "
+    "Install CUDA 13 and cuDNN 9 with `make serve-gpu` or `pip install 'albert-serve[gpu]'`. "
+    f"The NVIDIA driver must be {_OLDEST_DRIVER} or newer. "
     # onnxruntime-gpu 1.31 has kernels for these, and no PTX for others.
-    "the compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 12.0"
+    "The compute capability must be 7.5, 8.0, 8.6, 8.9, 9.0 or 12.0."
 )
-# The locks of `own_device`.
-_PLACES: Final[list[FileLock]] = []
+# `own_device` keeps these locks until the process ends.
+_LOCKS: Final[list[FileLock]] = []
 
 
 def no_cuda_reason() -> str | None:
-    """Return why CUDA cannot be used, as far as it shows without a session; else None."""
+    """Return the reason why CUDA is not available; None if none is found without a session."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return NO_DRIVER
     if PROVIDER not in ort.get_available_providers():
-        return "this onnxruntime is built without CUDA (onnxruntime-gpu has it)"
+        return "This onnxruntime was built without CUDA. Install onnxruntime-gpu instead."
     if not _num_devices():
-        return "the NVIDIA driver finds no device"
+        return "The NVIDIA driver finds no device."
     version = ctypes.c_int(0)
     driver.cuDriverGetVersion(ctypes.byref(version))
     if version.value < 1000 * _CUDA_MAJOR:
         supported = f"{version.value // 1000}.{version.value % 1000 // 10}"
-        return f"the NVIDIA driver supports CUDA {supported}, and CUDA {_CUDA_MAJOR} is needed"
+        return f"The NVIDIA driver supports CUDA {supported}, but CUDA {_CUDA_MAJOR} is required."
     return _missing_library()
 
 
-def cannot_be_used(reason: str) -> EngineError:
-    """Return the error of CUDA that was asked for by name."""
-    return EngineError(f"CUDA is asked for and cannot be used: {reason}. {ADVICE}")
+def cuda_error(reason: str) -> EngineError:
+    """Return the error for a setting that requires CUDA."""
+    return EngineError(f"CUDA cannot be used. {reason} {ADVICE}")
 
 
 def cuda_provider(memory_limit: int | None = None) -> dict[str, str]:
     """Return the options of the CUDA provider.
 
     Args:
-        memory_limit: limit of the session's activations, in bytes, in addition to its weights.
+        memory_limit: limit of the session's activations in bytes, without its weights.
     """
     options = {
         "device_id": str(own_device()),
@@ -69,35 +69,34 @@ def cuda_provider(memory_limit: int | None = None) -> dict[str, str]:
 
 @functools.cache
 def own_device() -> int:
-    """Return the number of this process' device: the workers of a service take all in turn.
+    """Return the number of this process's device, which the workers of a service take in turn.
 
-    A worker holds the first free place of the service's, so that one that replaces another takes
-    its device.
+    A worker takes the first free position of the service, so a replacement gets the same device.
     """
-    count, folder = _num_devices(), metrics_folder()
-    if count < 2 or folder is None:
+    num_devices, folder = _num_devices(), metrics_folder()
+    if num_devices < 2 or folder is None:
         return 0
-    for place in naturals():
-        lock = FileLock(folder / f"cuda-place-{place}.lock", blocking=False)
+    for position in count():
+        lock = FileLock(folder / f"cuda-position-{position}.lock", blocking=False)
         with contextlib.suppress(Timeout):
             lock.acquire()
-            _PLACES.append(lock)  # until the process ends
-            return place % count
+            _LOCKS.append(lock)
+            return position % num_devices
     raise AssertionError
 
 
 def _num_devices() -> int:
-    """Return the number of devices that the driver shows; 0 without a driver."""
-    count = ctypes.c_int(0)
+    """Return the number of devices that the driver finds; 0 without a driver."""
+    num_devices = ctypes.c_int(0)
     with contextlib.suppress(OSError):
         driver = ctypes.CDLL("libcuda.so.1")
         if not driver.cuInit(0):
-            driver.cuDeviceGetCount(ctypes.byref(count))
-    return count.value
+            driver.cuDeviceGetCount(ctypes.byref(num_devices))
+    return num_devices.value
 
 
 def _missing_library() -> str | None:
-    """Load CUDA's libraries as the runtime does; return the one that is missing."""
+    """Load CUDA's libraries as the runtime does; return a message if a library is missing."""
     with contextlib.redirect_stdout(io.StringIO()):  # it prints the names of missing libraries
         ort.preload_dlls(directory="")  # from NVIDIA's pip packages, if they are installed
     folder = Path(ort.__file__).parent / "capi"
@@ -106,5 +105,5 @@ def _missing_library() -> str | None:
             library = folder / f"libonnxruntime_providers_{name}.so"
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        return f"a library of CUDA is missing: {error}"
+        return f"A library of CUDA is missing: {error}."
     return None

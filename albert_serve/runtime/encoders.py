@@ -1,7 +1,7 @@
-"""The encoders of bundles: ids to hidden states, which stay on the device; shared by equal weights.
+"""The encoders of bundles, which compute hidden states from ids and leave them on the device.
 
-An encoder takes nearly all of the memory: heads are small and read the bundle's own pages. Bundles
-exported from one checkpoint, such as one for each task, have the same weights and graph.
+An encoder uses nearly all of the memory. Heads are small and read the bundle's pages. Bundles with
+equal weights and graphs share an encoder, such as several bundles of one checkpoint.
 
 Shape legend: B sequences, S positions, H hidden size.
 """
@@ -28,17 +28,23 @@ from albert_serve.settings import RuntimeOptions
 
 _Ints = NDArray[np.int64]
 _OUTPUT: Final = "hidden_states"
-# On a CPU larger batches are hardly faster per token, and delay the next request.
+# On a CPU, larger batches are hardly faster per token, and delay the next request.
 _MAX_BATCH_TOKENS: Final = {"cpu": 512, "cuda": 16384}
 _MIN_BATCH_TOKENS: Final = 128
-# The limit of a batch's widest activations on a CPU: larger ones exceed its caches.
+# A batch's widest activations have this limit on a CPU, because more would exceed its caches.
 _ACTIVATION_BYTES: Final = 8 << 20
 _Key: TypeAlias = tuple[str, str, str, RuntimeOptions]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaddedBatch:
-    """Right-padded sequences: ids and types (B, S), lengths without padding (B); all int64."""
+    """Right-padded sequences, in int64.
+
+    Attributes:
+        ids: token ids (B, S).
+        types: token types (B, S).
+        lengths: tokens without padding (B).
+    """
 
     ids: _Ints
     types: _Ints
@@ -51,19 +57,20 @@ class PaddedBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoder:
-    """Runs the encoder's graph; each batch in its own shape.
+    """A session of the encoder's graph, which runs each batch in its own shape.
 
     Attributes:
+        session: session of the graph.
         device: name and number of the session's device.
-        words: the word embeddings that the session reads, kept alive as long as the session.
-        kept_tokens: on a CPU, the memory of a run of at most so many tokens is kept for the next
-            one; that of a longer run is freed.
+        words: word embeddings that the session reads, which must live as long as the session.
+        max_retained_tokens: limit of tokens up to which the memory of a run on a CPU is retained
+            for the next run; the memory of a larger run is freed.
     """
 
     session: ort.InferenceSession
     device: tuple[str, int] = ("cpu", 0)
     words: ort.OrtValue | None = None
-    kept_tokens: int | None = None
+    max_retained_tokens: int | None = None
 
     def run(self, batch: PaddedBatch) -> ort.OrtValue:
         """Return hidden states (B, S, H) on the encoder's device."""
@@ -72,7 +79,7 @@ class Encoder:
             binding.bind_cpu_input(name, array)
         binding.bind_output(_OUTPUT, *self.device)
         options = ort.RunOptions()
-        if self.kept_tokens is not None and batch.ids.size > self.kept_tokens:
+        if self.max_retained_tokens is not None and batch.ids.size > self.max_retained_tokens:
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         self.session.run_with_iobinding(binding, options)
         return binding.get_outputs()[0]
@@ -82,12 +89,13 @@ class Encoder:
 class OpenEncoder:
     """An open encoder.
 
-    With several batches one on each thread is faster than one after another on all threads, because
-    no operator ends with a barrier. The weights of both sessions are shared pre-packed pages.
+    Several batches run faster on one thread each than one after another on all threads, because
+    operators need no barriers. Both sessions share the pages of prepacked weights.
 
     Attributes:
-        single: runs a batch on one thread; None where weights are not shared.
-        threads: those that run one batch each.
+        encoder: encoder that runs a batch on all threads.
+        single: encoder that runs a batch on one thread; None if weights are not shared.
+        threads: threads that run one batch each.
     """
 
     encoder: Encoder
@@ -96,14 +104,14 @@ class OpenEncoder:
 
 
 class EncoderPool:
-    """The encoders in use. Safe to call from many threads at once."""
+    """The encoders in use. Thread-safe."""
 
     def __init__(self) -> None:
         self._open: WeakValueDictionary[_Key, OpenEncoder] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def open(self, bundle: Bundle, options: RuntimeOptions, device: str) -> OpenEncoder:
-        """Return the encoder of a bundle, shared with open bundles of the same weights."""
+        """Return the encoder of a bundle, which open bundles with equal weights share."""
         files = bundle.manifest.files
         graph = files[CUDA_ENCODER_FILE if device == "cuda" else ENCODER_FILE]
         key = (files[WEIGHTS_FILE].sha256, graph.sha256, device, options)
@@ -115,12 +123,12 @@ class EncoderPool:
 
 
 def best_batch_tokens(config: AlbertConfig, device: str) -> int:
-    """Return the tokens of one encoder call beyond which throughput no longer grows."""
+    """Return the number of tokens per encoder call above which throughput no longer grows."""
     limit = _MAX_BATCH_TOKENS[device]
     if device != "cpu":
         return limit
-    fitting = _ACTIVATION_BYTES // (4 * config.ffn_size)
-    return max(_MIN_BATCH_TOKENS, min(limit, fitting))
+    num_cached_tokens = _ACTIVATION_BYTES // (4 * config.ffn_size)
+    return max(_MIN_BATCH_TOKENS, min(limit, num_cached_tokens))
 
 
 def _open(bundle: Bundle, options: RuntimeOptions, device: str) -> OpenEncoder:
@@ -146,5 +154,5 @@ def _open_cpu(bundle: Bundle, options: RuntimeOptions, packed: Path | None) -> E
     return Encoder(
         session=open_session(packed or bundle.encoder_file, session_options),
         words=words,
-        kept_tokens=best_batch_tokens(bundle.config, "cpu"),
+        max_retained_tokens=best_batch_tokens(bundle.config, "cpu"),
     )

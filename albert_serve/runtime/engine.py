@@ -1,7 +1,7 @@
 """The ONNX Runtime engine of a bundle: one encoder for all tasks, and a small head for each task.
 
-Every head reads the same hidden states, so one encoder call serves any mix of tasks, and a head
-computes the gathered positions only. Feature extraction has no head: it reads the hidden states.
+Every head reads the same hidden states, so one encoder call serves any mix of tasks. A head
+computes only the gathered positions. Feature extraction returns the hidden states without a head.
 
 Shape legend: B sequences, S positions, N = B * S, H hidden size, R gathered rows, K outputs of a
 head.
@@ -26,7 +26,7 @@ from albert_serve.errors import AlbertServeError, EngineError, InvalidInputError
 from albert_serve.runtime.cuda import (
     ADVICE,
     NO_DRIVER,
-    cannot_be_used,
+    cuda_error,
     cuda_provider,
     no_cuda_reason,
 )
@@ -46,25 +46,25 @@ from albert_serve.runtime.ort import (
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import EncoderInput, Logits, group_by_length
 
-# The overhead of an encoder call, as tokens of compute.
+# An encoder call has an overhead, which is measured as tokens of compute.
 _CALL_OVERHEAD_TOKENS: Final = {"cpu": 16, "cuda": 1024}
 _WARM_UP_TOKENS: Final = 32
 
 _CUDA_FAILURE: Final = re.compile(r"CU\w+ failure \d+: .*?(?= ; )")
 
-_LOG: Final = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """The sessions of one bundle. Safe to call from many threads at once.
+    """The sessions of one bundle. Thread-safe.
 
     Attributes:
-        config: the sizes of the model.
+        config: sizes of the model.
         device: "cpu" or "cuda".
-        tasks: the heads that the bundle holds, by `EncoderInput.task`, and feature extraction.
-        max_batch_tokens: the limit of tokens, padding included, of one encoder call; a longer
-            single input runs alone.
-        call_overhead_tokens: the overhead of an encoder call, as tokens of compute.
+        tasks: valid values of `EncoderInput.task`: the bundle's heads and feature extraction.
+        max_batch_tokens: limit of an encoder call's tokens, with padding; a longer input runs
+            alone.
+        call_overhead_tokens: overhead of an encoder call, as tokens of compute.
     """
 
     def __init__(
@@ -90,23 +90,25 @@ class Engine:
         options: RuntimeOptions | None = None,
         pool: EncoderPool | None = None,
     ) -> Engine:
-        """Open the sessions of a bundle; weights are mapped from its one file.
+        """Open the sessions of a bundle, which map its weights.
 
         Args:
-            pool: provides the encoder if it has one of the same weights.
+            bundle: bundle or its folder.
+            options: runtime options (default: `RuntimeOptions()`).
+            pool: pool whose encoders bundles with equal weights share.
         """
         options = options or RuntimeOptions()
-        opened = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+        bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
         pool = pool or EncoderPool()
-        engine = None if options.device == "cpu" else cls._try_cuda(opened, options, pool)
+        engine = None if options.device == "cpu" else cls._try_cuda(bundle, options, pool)
         if engine is None:
-            engine = cls._open_on("cpu", opened, options, pool)
+            engine = cls._open_on("cpu", bundle, options, pool)
         return_free_memory()
         return engine
 
     @classmethod
     def _try_cuda(cls, bundle: Bundle, options: RuntimeOptions, pool: EncoderPool) -> Engine | None:
-        """Return an engine on CUDA that has answered; None, and a line in the log, if none can."""
+        """Return an engine that has run on CUDA; if that fails, log the reason and return None."""
         reason, cause = no_cuda_reason(), None
         if reason is None:
             try:
@@ -117,11 +119,11 @@ class Engine:
             else:
                 return engine
         if options.device == "cuda":
-            raise cannot_be_used(reason) from cause
+            raise cuda_error(reason) from cause
         if reason == NO_DRIVER:
-            _LOG.info("running on the CPU: %s", reason)
+            _logger.info("Running on the CPU. %s", reason)
         else:
-            _LOG.warning("running on the CPU: %s. %s", reason, ADVICE)
+            _logger.warning("Running on the CPU. %s %s", reason, ADVICE)
         return None
 
     @classmethod
@@ -134,7 +136,7 @@ class Engine:
     def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
         """Return the logits (R, K) of each input's rows, in the order of the inputs.
 
-        Inputs of like lengths share an encoder call, whatever their tasks.
+        Inputs of similar lengths share an encoder call, even if their tasks differ.
         """
         for item in inputs:
             self._check(item)
@@ -149,13 +151,13 @@ class Engine:
         return [rows for rows in logits if rows is not None]
 
     def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        """Return the same as `run`, of inputs that are one batch already."""
+        """Return the logits (R, K) of each input's rows, from one encoder call."""
         for item in inputs:
             self._check(item)
         return self._run_group(self._encoder.encoder, inputs)
 
     def warm_up(self) -> None:
-        """Run every task once: the first request should not pay for lazy initialisation."""
+        """Run every task once, so that the first request does not wait for lazy initialisation."""
         num_tokens = min(_WARM_UP_TOKENS, self.config.max_positions)
         ids, types = [self.config.cls_id] * num_tokens, [0] * num_tokens
         self.run([EncoderInput(ids=ids, types=types, task=task, rows=[0]) for task in self.tasks])
@@ -163,7 +165,7 @@ class Engine:
     def _run_groups(
         self, inputs: Sequence[EncoderInput], groups: Sequence[Sequence[int]]
     ) -> Iterable[list[Logits]]:
-        """Return the logits of each group; several groups run concurrently, one on all threads."""
+        """Return the logits of each group. Several groups run concurrently, on one thread each."""
         batches = [[inputs[i] for i in group] for group in groups]
         single, threads = self._encoder.single, self._encoder.threads
         if single is not None and threads is not None and len(batches) > 1:
@@ -177,7 +179,7 @@ class Engine:
         try:
             hidden_BSH = encoder.run(batch)
         except Exception as error:
-            raise EngineError(f"the runtime failed on ids {batch.ids.shape}: {error}") from error
+            raise EngineError(f"The runtime failed on ids {batch.ids.shape}: {error}") from error
         num_positions = batch.ids.shape[1]
         rows = [
             np.arange(len(item.ids)) if item.rows is None else np.array(item.rows, np.int64)
@@ -204,14 +206,17 @@ class Engine:
     def _check(self, item: EncoderInput) -> None:
         if item.task not in self.tasks:
             tasks = ", ".join(self.tasks)
-            raise NotFoundError(f"this bundle has no task {item.task!r}; it has {tasks}")
+            raise NotFoundError(f"{item.task!r} is not a task of this bundle. Use one of {tasks}.")
         num_tokens = len(item.ids)
         if not 1 <= num_tokens <= self.config.max_positions:
             raise InvalidInputError(
-                f"an input of {num_tokens} tokens; the model takes 1 to {self.config.max_positions}"
+                f"An input has {num_tokens} tokens; the model reads 1 to "
+                f"{self.config.max_positions}."
             )
         if len(item.types) != num_tokens:
-            raise InvalidInputError(f"{num_tokens} ids but {len(item.types)} token types")
+            raise InvalidInputError(
+                f"An input has {num_tokens} ids, but {len(item.types)} token types."
+            )
         _check_range("id", item.ids, self.config.vocab_size)
         _check_range("token type", item.types, self.config.num_token_types)
         _check_range("row", item.rows or [], num_tokens)
@@ -225,16 +230,16 @@ def _open_head(bundle: Bundle, name: str, device: str) -> ort.InferenceSession:
 
 
 def _describe(error: AlbertServeError) -> str:
-    """Return the reason of a failure on CUDA, which the runtime surrounds with C++ signatures."""
+    """Return the reason of a failure on CUDA without the runtime's C++ signatures."""
     text = " ".join(str(error).split())
     failure = _CUDA_FAILURE.search(text)
-    return failure.group() if failure else text
+    return f"{failure.group()}." if failure else text
 
 
 def _apply(
     head: ort.InferenceSession, hidden_BSH: ort.OrtValue, rows_R: NDArray[np.int64], task: str
 ) -> NDArray[np.float32]:
-    """Return the head's logits (R, K) in host memory, wherever the hidden states are."""
+    """Return the head's logits (R, K) in host memory, even if the hidden states are on a GPU."""
     try:
         binding = head.io_binding()
         binding.bind_ortvalue_input("hidden_states", hidden_BSH)
@@ -243,7 +248,7 @@ def _apply(
         head.run_with_iobinding(binding)
         logits_RK: NDArray[np.float32] = binding.get_outputs()[0].numpy()
     except Exception as error:
-        raise EngineError(f"the runtime failed on {len(rows_R)} rows of {task}: {error}") from error
+        raise EngineError(f"The runtime failed on {len(rows_R)} rows of {task}: {error}") from error
     return logits_RK
 
 
@@ -259,7 +264,7 @@ def _pad(inputs: Sequence[EncoderInput], pad_id: int) -> PaddedBatch:
 
 def _finite(logits_RK: NDArray[np.float32], task: str) -> NDArray[np.float32]:
     if not np.isfinite(logits_RK).all():
-        raise EngineError(f"the model gave numbers that are not finite for {task}")
+        raise EngineError(f"The model's logits for {task} are not finite.")
     return logits_RK
 
 
@@ -271,7 +276,7 @@ def _reduce(logits_RK: NDArray[np.float32], item: EncoderInput) -> NDArray[np.fl
     return row_1K
 
 
-def _check_range(what: str, values: Sequence[int], end: int) -> None:
+def _check_range(name: str, values: Sequence[int], end: int) -> None:
     if values and not 0 <= min(values) <= max(values) < end:
-        bad = next(value for value in values if not 0 <= value < end)
-        raise InvalidInputError(f"{what} {bad} is out of range; allowed are 0 to {end - 1}")
+        invalid_value = next(value for value in values if not 0 <= value < end)
+        raise InvalidInputError(f"The {name} {invalid_value} is not in 0 to {end - 1}.")

@@ -16,7 +16,7 @@ from typing import Any, Final
 import onnxruntime as ort
 
 from albert_serve.errors import BundleCorruptError, EngineError
-from albert_serve.runtime.cuda import PROVIDER
+from albert_serve.runtime.cuda import ADVICE, PROVIDER
 from albert_serve.settings import RuntimeOptions
 
 # On a CPU SkipLayerNormalization takes 6 times as long as the operators that it replaces.
@@ -24,8 +24,8 @@ _SLOWER_FUSIONS: Final = ["SkipLayerNormFusion"]
 _FOLDING: Final = ["ConstantFolding", "FuseFp16InitializerToFp32NodeTransformer"]
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 
-# The log of the process: its warnings name no fault (each CUDA session has one), and its errors are
-# raised, too.
+# This disables the log of the process. Its warnings show no faults (each CUDA session has one), and
+# its errors are also raised.
 ort.set_default_logger_severity(4)
 
 
@@ -39,12 +39,12 @@ def encoder_options(options: RuntimeOptions) -> ort.SessionOptions:
 def head_options() -> ort.SessionOptions:
     """Return the session options of a head on a CPU.
 
-    Its few rows need one thread; without pre-packed weights all heads and processes read the same
-    pages of the bundle.
+    One thread is enough for its few rows. Without prepacked weights, all heads and processes read
+    the same pages of the bundle.
     """
     session_options = _common_options(1)
     _set(session_options, "session.disable_prepacking", "1")
-    # An arena would keep logits of every size that was the largest once.
+    # An arena would keep the memory of the largest logits.
     session_options.enable_cpu_mem_arena = False
     return session_options
 
@@ -53,7 +53,7 @@ def cuda_options() -> ort.SessionOptions:
     """Return the session options of any graph on a CUDA device."""
     session_options = _common_options(1)
     _set(session_options, "session.use_device_allocator_for_initializers", "1")
-    # Otherwise the dequantisation of int8 weights is not folded, and happens at each run.
+    # Otherwise each run dequantises int8 weights again, because this is not folded.
     _set(session_options, "session.disable_quant_qdq", "1")
     return session_options
 
@@ -68,29 +68,31 @@ def open_session(
     """Open the session of a graph.
 
     Args:
-        cuda: the CUDA provider's options; without them the graph runs on the CPU.
-        folds: whether constants, such as fp32 casts of fp16 weights, are folded and kept; otherwise
-            they are computed at each run.
+        graph: file of the graph.
+        options: session options.
+        cuda: options of the CUDA provider; None to run on the CPU.
+        folds: whether constants, such as fp32 casts of fp16 weights, are computed once and stored;
+            otherwise each run computes them.
     """
     providers: list[Any] = [("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})]
     if cuda is not None:
         providers.insert(0, (PROVIDER, dict(cuda)))
-    left_out = _SLOWER_FUSIONS if folds else [*_SLOWER_FUSIONS, *_FOLDING]
+    disabled_optimizers = _SLOWER_FUSIONS if folds else [*_SLOWER_FUSIONS, *_FOLDING]
     try:
         session = ort.InferenceSession(
             str(graph),
             options,
             providers=providers,
-            disabled_optimizers=left_out,
-            enable_fallback=0,  # it would give a session on the CPU, silently
+            disabled_optimizers=disabled_optimizers,
+            enable_fallback=0,  # it would silently open a session on the CPU
         )
-    except Exception as error:  # the runtime's exceptions share no base but this
+    except Exception as error:  # the runtime's exceptions have no other common base
         raise BundleCorruptError(
-            f"{graph} cannot be loaded by onnxruntime {ort.__version__}: {error}; "
-            "export it again, or install the version that its manifest names under provenance"
+            f"{graph} cannot be loaded by onnxruntime {ort.__version__}: {error}. Export the "
+            "bundle again, or install the version that its manifest lists under provenance."
         ) from error
     if cuda is not None and session.get_providers()[0] != PROVIDER:
-        raise EngineError(f"onnxruntime {ort.__version__} gave a session without CUDA")
+        raise EngineError(f"onnxruntime {ort.__version__} opened a session without CUDA. {ADVICE}")
     return session
 
 
@@ -100,23 +102,23 @@ def processor_name() -> str:
 
 
 def cpu_name() -> str:
-    """Return the processor's model and its instruction sets that the kernels use."""
+    """Return the processor's model and the instruction sets that kernels use."""
     return " ".join([processor_name(), *sorted(cpu_flags() & _KERNEL_FLAGS)])
 
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """Return the names of instruction sets on Linux; empty elsewhere."""
+    """Return the names of the processor's instruction sets; empty except on Linux."""
     return frozenset(_cpu_info().get("flags", "").split())
 
 
 def return_free_memory() -> None:
-    """Free the memory that packing the weights used: glibc would keep it, as much as a layer."""
-    with contextlib.suppress(OSError, AttributeError):  # the libc is not glibc
+    """Return free memory to the system, which glibc would keep."""
+    with contextlib.suppress(OSError, AttributeError):  # not every system has glibc
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-# The instruction sets that select the runtime's kernels, and so the layout of packed weights.
+# These instruction sets determine the runtime's kernels, and so the layout of packed weights.
 _KERNEL_FLAGS: Final = frozenset(
     {"avx", "avx2", "fma", "avx512f", "avx512bw", "avx512_bf16", "avx512_vnni", "avx_vnni"}
     | {"avx_vnni_int8", "amx_tile", "amx_int8", "amx_bf16"}
@@ -127,8 +129,8 @@ def _common_options(num_threads: int) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 3
-    # A memory pattern is of one shape, and shapes change with every batch. The arena stays on: page
-    # faults would cost up to a third of a call.
+    # A memory pattern is valid for one shape, but shapes change with every batch. The arena stays
+    # enabled, because page faults would take up to a third of a call.
     options.enable_mem_pattern = False
     return options
 

@@ -1,8 +1,8 @@
-"""A cache on disk of encoders with weights pre-packed for this machine's CPU.
+"""A cache on disk of encoders with weights prepacked for this machine's CPU.
 
-A process that packs the weights itself has a private copy; one that maps the pre-packed copy shares
-its pages with all others. An entry is made once for a bundle, a processor and a version of the
-runtime, in a folder named by their hash; it may be deleted at any time.
+A process that packs weights has a private copy. A process that maps prepacked weights shares its
+pages with other processes. There is one entry for each bundle, processor and version of the
+runtime, in a folder that is named by their hash. Entries may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -35,27 +35,25 @@ _logger = logging.getLogger(__name__)
 
 
 def packed_encoder(bundle: Bundle, options: RuntimeOptions) -> Path | None:
-    """Return the encoder's graph with pre-packed weights, made now if it is missing.
+    """Return the file of the encoder's graph with prepacked weights, which is written if missing.
 
-    Returns None, and logs the reason, if the cache cannot be written.
+    If the cache cannot be written, log the reason and return None.
     """
     assert options.cache_folder is not None
     folder = options.cache_folder / _key(bundle)
     try:
-        if _is_whole(folder):
+        if _is_valid(folder):
             return folder / _GRAPH
         options.cache_folder.mkdir(parents=True, exist_ok=True)
-        # If workers start together, one packs and the others wait.
+        # If workers start together, one of them packs while the others wait.
         with FileLock(options.cache_folder / ".lock"):
-            if not _is_whole(folder):
+            if not _is_valid(folder):
                 _make(bundle, options, folder)
-    except (
-        OSError,
-        BundleCorruptError,
-    ) as error:  # the second is raised if the runtime cannot write
+    # If the runtime cannot write a file, `open_session` raises the second error.
+    except (OSError, BundleCorruptError) as error:
         reason = " ".join(str(error).split())
         _logger.warning(
-            "packed weights cannot be stored in %s (is there room for twice the weights?): %s",
+            "Prepacked weights cannot be stored in %s: %s. Is there space for twice the weights?",
             *(options.cache_folder, reason),
         )
         return None
@@ -65,8 +63,8 @@ def packed_encoder(bundle: Bundle, options: RuntimeOptions) -> Path | None:
 def map_words(bundle: Bundle) -> tuple[str, ort.OrtValue]:
     """Return the word embeddings' name in the graphs, and their pages in the bundle.
 
-    They replace an entry's own copy, so that encoder and heads read the same pages. They are never
-    packed, because their rows are looked up.
+    They replace the entry's copy, so that encoder and heads read the same pages. Word embeddings
+    are never packed, because their rows are looked up.
     """
     stored = read_header(bundle.weights_file)
     name = stored_name(WORDS, stored)
@@ -78,13 +76,13 @@ def map_words(bundle: Bundle) -> tuple[str, ort.OrtValue]:
 
 
 def _key(bundle: Bundle) -> str:
-    """Return the name of the entry's folder: a hash of all that the packed weights depend on."""
+    """Return the name of the entry's folder: a hash of the inputs of packing."""
     files = bundle.manifest.files
     sources = (files[WEIGHTS_FILE].sha256, files[ENCODER_FILE].sha256, ort.__version__, cpu_name())
     return hashlib.sha256(json.dumps([_LAYOUT, *sources]).encode()).hexdigest()[:32]
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_valid(folder: Path) -> bool:
     """Whether an entry exists and matches its checksums."""
     try:
         entry = _ENTRY_TYPE.validate_json((folder / _ENTRY).read_bytes())

@@ -1,7 +1,7 @@
-"""Who may call: bearer keys, the names by which the service may be called, and CORS.
+"""Access to the service: bearer keys, allowed host names, and CORS.
 
-Keys come from the environment, from a file that is read at start, or from both. All of them are
-valid at once, so that a new key can be handed out before the old one is revoked.
+Keys come from the environment, from a file that is read at startup, or from both. Several keys can
+be valid, so that callers get a new key before the old key is revoked.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ MIN_KEY_CHARS: Final = 16
 _MAX_FILE_BYTES: Final = 1 << 20
 # RFC 6750 defines this syntax of bearer tokens.
 _KEY: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
-_MAKE_KEY: Final = 'python -c "import secrets; print(secrets.token_urlsafe())" makes one'
+_KEY_COMMAND: Final = 'python -c "import secrets; print(secrets.token_urlsafe())"'
 _REALM: Final = 'Bearer realm="albert_serve"'
 
 
 def read_keys(keys: Sequence[str], file: Path | None) -> list[bytes]:
-    """Return the hashes of the valid keys.
+    """Return the SHA-256 hashes of the valid keys.
 
     Args:
-        file: more keys, one a line; empty lines and those that begin with # are skipped.
+        keys: keys from the environment.
+        file: file of additional keys, one a line; empty lines and lines that start with # are
+            ignored.
     """
     hashes = _hashes(keys, "ALBERT_SERVE_API_KEYS")
     if file is not None:
         hashes += _read_file(file)
     if not hashes:
-        raise ConfigError("there is no API key. Set ALBERT_SERVE_API_KEYS.")
+        raise ConfigError("There is no API key. Set ALBERT_SERVE_API_KEYS.")
     return hashes
 
 
@@ -57,47 +59,47 @@ class ApiKeyMiddleware:
         self._surfaces = surfaces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it before any of its body is read."""
+        """Pass a request on, or reject it before its body is read."""
         is_guarded = scope["type"] == "http" and target_of(scope).surface in self._surfaces
-        refusal = self._refusal(Headers(scope=scope)) if is_guarded else None
-        if refusal is None:
+        error = self._check(Headers(scope=scope)) if is_guarded else None
+        if error is None:
             await self.app(scope, receive, send)
         else:
-            response = error_response(refusal, scope)
+            response = error_response(error, scope)
             has_token = "authorization" in Headers(scope=scope)
             reason = ', error="invalid_token"' if has_token else ""
             response.headers["WWW-Authenticate"] = f"{_REALM}{reason}"
             await response(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> UnauthorizedError | None:
+    def _check(self, headers: Headers) -> UnauthorizedError | None:
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if not scheme:
             return UnauthorizedError(
-                "an API key is required. Send it in the header Authorization: Bearer KEY."
+                "An API key is required. Send it in the header Authorization: Bearer KEY."
             )
         if scheme.lower() != "bearer" or not self._is_valid(key.strip()):
             return UnauthorizedError(
-                "the API key is not valid. Send the whole key in the header Authorization: "
+                "The API key is not valid. Send the complete key in the header Authorization: "
                 "Bearer KEY."
             )
         return None
 
     def _is_valid(self, key: str) -> bool:
-        """Whether a key is valid; the comparison takes constant time."""
+        """Whether a key is valid, compared in constant time."""
         digest = _hash(key)
         matches = [hmac.compare_digest(digest, valid) for valid in self._hashes]
         return any(matches)
 
 
 class AllowedHosts:
-    """ASGI middleware that answers 400 to requests for another host, except health checks.
+    """ASGI middleware that answers 400 to requests for other hosts, except health checks.
 
-    A page of any site can have its own name resolved to this machine (DNS rebinding). To the
-    browser the service is then of the page's origin, so that CORS does not hold, and only the
-    header `Host` tells.
+    The owner of a web page can make its name resolve to this machine (DNS rebinding). The browser
+    then considers the service part of the page's origin and does not apply CORS. Only the header
+    `Host` shows the difference.
 
     Args:
-        hosts: names and addresses; `*.example.com` is every name that ends so.
+        hosts: allowed names and addresses; `*.example.com` allows every name with this end.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: Sequence[str]) -> None:
@@ -105,7 +107,7 @@ class AllowedHosts:
         self._hosts = [host.lower().strip("[]") for host in hosts]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it before any of its body is read."""
+        """Pass a request on, or reject it before its body is read."""
         if scope["type"] != "http" or scope["path"] in HEALTH_PATHS:
             await self.app(scope, receive, send)
             return
@@ -114,8 +116,8 @@ class AllowedHosts:
             await self.app(scope, receive, send)
             return
         error = MalformedRequestError(
-            f"the service does not accept the host {host[:80]!r}. Allowed are "
-            f"{', '.join(self._hosts)}. Set {HOSTS_VARIABLE} to allow others."
+            f"The service does not accept the host {host[:80]!r}. Use one of "
+            f"{', '.join(self._hosts)}, or allow others with {HOSTS_VARIABLE}."
         )
         await error_response(error, scope)(scope, receive, send)
 
@@ -131,7 +133,7 @@ class AllowedHosts:
 
 
 def cors_options(settings: Settings) -> dict[str, Any]:
-    """Return the options of Starlette's CORS middleware; cookies are not used, nor allowed."""
+    """Return the options of Starlette's CORS middleware, which allows no cookies."""
     return {
         "allow_origins": settings.cors_origins,
         "allow_methods": ("GET", "HEAD", "POST"),
@@ -155,13 +157,13 @@ def _hashes(keys: Sequence[str], source: str) -> list[bytes]:
     for number, key in enumerate(keys, start=1):
         if not _KEY.fullmatch(key):
             raise ConfigError(
-                f"{source}: key {number} contains invalid characters. Allowed are ASCII "
-                "letters, digits and . _ ~ + / - ="
+                f"{source}: Key {number} contains invalid characters. Use ASCII letters, digits "
+                "and . _ ~ + / - =."
             )
         if len(key) < MIN_KEY_CHARS:
             raise ConfigError(
-                f"{source}: key {number} has {len(key)} characters; it must have "
-                f"{MIN_KEY_CHARS} or more: {_MAKE_KEY}"
+                f"{source}: Key {number} has {len(key)} characters. Use {MIN_KEY_CHARS} or more, "
+                f"such as the output of `{_KEY_COMMAND}`."
             )
     return [_hash(key) for key in keys]
 
@@ -170,11 +172,12 @@ def _read_file(file: Path) -> list[bytes]:
     try:
         text = read_small_file(file, _MAX_FILE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the file of API keys, {file}, cannot be read: {error}") from error
+        raise ConfigError(f"{file}, the file of API keys, cannot be read: {error}") from error
     lines = [line.strip() for line in text.splitlines()]
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
         raise ConfigError(
-            f"the file of API keys, {file}, contains no key. Put one key on each line: {_MAKE_KEY}"
+            f"{file}, the file of API keys, contains no key. Write one key per line, such as the "
+            f"output of `{_KEY_COMMAND}`."
         )
     return _hashes(keys, str(file))

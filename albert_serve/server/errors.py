@@ -1,8 +1,8 @@
 """Error replies of one format, and an id for every request.
 
-Whether an endpoint, the router or BentoML refuses a request, the caller gets
+If an endpoint, the router or BentoML rejects a request, the caller gets
 `{"error", "error_type", "request_id"}` and the header `X-Request-ID`. At OpenAI's paths `error` is
-an object, as its clients show nothing else.
+an object, because OpenAI's clients show nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from albert_serve.server.paths import HEALTH_PATHS, METRICS_PATH, target_of
 JSON: Final = "application/json"
 REQUEST_ID_HEADER: Final = "X-Request-ID"
 _VALID_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
-# Monitoring requests these every few seconds.
+# Monitoring requests these paths every few seconds.
 _UNLOGGED_PATHS: Final = HEALTH_PATHS | {METRICS_PATH}
 _ID: Final = "albert_serve.request_id"
 _logger = logging.getLogger(__name__)
@@ -39,16 +39,16 @@ _access_logger = logging.getLogger("albert_serve.access_log")
 
 
 class ErrorReplies:
-    """ASGI middleware: request ids, the access log, and error replies to unexpected errors.
+    """ASGI middleware that adds request ids, an access log, and replies to unexpected errors.
 
-    Log lines of the application inside of it have the request's id.
+    Log lines of the inner application contain the request's id.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and log it."""
+        """Pass a request on and log it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -58,21 +58,22 @@ class ErrorReplies:
         try:
             await self.app(scope, receive, reply.send)
         except Exception:
-            _logger.exception("request %s failed", _request_id(scope))
+            _logger.exception("Request %s failed.", _request_id(scope))
             if reply.status is None:
                 await _internal_reply(scope)(scope, receive, reply.send)
             elif not reply.is_finished:
-                raise  # too late for an error reply: the server closes the connection
+                raise  # an error reply is no longer possible, so the server closes the connection
         finally:
             _log_access(scope, reply.status, time.perf_counter() - started_s)
             REQUEST_ID.reset(context)
 
 
 class _Reply:
-    """Sends a reply with the request's id.
+    """A reply, sent with the request's id.
 
     Attributes:
-        status: None until the reply has begun.
+        status: HTTP status; None until the reply has begun.
+        is_finished: whether the complete reply has been sent.
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:
@@ -92,18 +93,18 @@ class _Reply:
 
 
 def _request_id(scope: Scope) -> str:
-    """The id of the request: the caller's own, or one made for it at the first call."""
+    """Return the id of the request, which its caller sends or the first call makes."""
     if _ID not in scope:
-        callers = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
-        scope[_ID] = callers if _VALID_ID.fullmatch(callers) else uuid.uuid4().hex
+        sent_id = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        scope[_ID] = sent_id if _VALID_ID.fullmatch(sent_id) else uuid.uuid4().hex
     request_id: str = scope[_ID]
     return request_id
 
 
 def error_response(error: AlbertServeError, scope: Scope) -> Response:
-    """Return the error reply of an error, with the error's status.
+    """Return the reply to an error, with the error's status.
 
-    Details of internal errors go to the log only: they may name files.
+    Only the log contains the details of internal errors, because they may name files.
     """
     is_internal = error.status == HTTPStatus.INTERNAL_SERVER_ERROR
     message = _internal(error.error_type) if is_internal else str(error)
@@ -116,23 +117,23 @@ def error_response(error: AlbertServeError, scope: Scope) -> Response:
 async def _reply_to_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AlbertServeError)
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        _logger.error("request %s failed", _request_id(request.scope), exc_info=error)
+        _logger.error("Request %s failed.", _request_id(request.scope), exc_info=error)
     return error_response(error, request.scope)
 
 
-async def _reply_to_refusal(request: Request, error: Exception) -> Response:
-    """Return the reply to a refusal of the router, or of BentoML's routes."""
+async def _reply_to_rejection(request: Request, error: Exception) -> Response:
+    """Return the reply to a request that the router or one of BentoML's routes rejects."""
     assert isinstance(error, HTTPException)
     scope, status, allow = request.scope, error.status_code, (error.headers or {}).get("Allow")
     messages = {
-        HTTPStatus.NOT_FOUND: f"there is nothing at {scope['path']}. See /docs for the addresses.",
+        HTTPStatus.NOT_FOUND: f"{scope['path']} does not exist. See /docs for the addresses.",
         HTTPStatus.METHOD_NOT_ALLOWED: f"{scope['method']} is not allowed here. Use {allow}.",
-        HTTPStatus.SERVICE_UNAVAILABLE: "the service is not ready",
+        HTTPStatus.SERVICE_UNAVAILABLE: "The service is not ready. Try again later.",
     }
     message = messages.get(HTTPStatus(status), HTTPStatus(status).phrase)
     kind = request_error(status, message).error_type
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        kind = "method_not_allowed"  # the client never provokes it, so it has no class
+        kind = "method_not_allowed"  # it has no class, because our clients never cause it
     response = _error_reply(scope, status, kind, message)
     if allow:
         response.headers["Allow"] = allow
@@ -143,28 +144,29 @@ async def _reply_to_bug(request: Request, _error: Exception) -> Response:
     return _internal_reply(request.scope)
 
 
-# Those of a Starlette application. It raises the last kind again, for `ErrorReplies` to log.
+# The handlers of a Starlette application, which raises the last kind again for `ErrorReplies`.
 EXCEPTION_HANDLERS: Final = {
     AlbertServeError: _reply_to_error,
-    HTTPException: _reply_to_refusal,
+    HTTPException: _reply_to_rejection,
     Exception: _reply_to_bug,
 }
 
 
 def _internal_reply(scope: Scope) -> Response:
-    return error_response(AlbertServeError("an unexpected error"), scope)
+    return error_response(AlbertServeError("An unexpected error."), scope)
 
 
 def _internal(error_type: str) -> str:
-    reason = "the model failed on this request" if error_type == "engine" else "an unexpected error"
-    return f"{reason}. The service's log has the details under the request's id."
+    is_engine = error_type == "engine"
+    fault = "The model failed on this request." if is_engine else "An unexpected error occurred."
+    return f"{fault} The service's log has the details under the request's id."
 
 
 def _log_access(scope: Scope, status: int | None, duration_s: float) -> None:
     if scope["path"] in _UNLOGGED_PATHS:
         return
     duration_ms = round(duration_s * 1000, 1)
-    # Escaped as sent: a decoded line break would forge a log line.
+    # The path is escaped, because a decoded line break would forge a log line.
     path = quote(scope["path"], safe="/")
     _access_logger.info(
         "%s %s %s %.1f ms (request %s)",
@@ -192,6 +194,6 @@ def _error_reply(scope: Scope, status: int, error_type: str, message: str) -> Re
     return Response(
         reply.model_dump_json(),
         status,
-        headers={REQUEST_ID_HEADER: _request_id(scope)},  # admission is outside of ErrorReplies
+        headers={REQUEST_ID_HEADER: _request_id(scope)},  # for replies outside `ErrorReplies`
         media_type=JSON,
     )

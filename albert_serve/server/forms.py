@@ -1,8 +1,8 @@
-"""Wire forms: a function from a body to the request of a task, and a writer of the reply.
+"""Wire forms: readers of requests, and writers of replies, in several formats.
 
-The tasks have Hugging Face's formats. Feature extraction is also called in OpenAI's format
-(`/v1/embeddings`, which most vector stores can call) and in that of text-embeddings-inference
-(`/embed`). In any format a request goes the same way through the same limits.
+The tasks use Hugging Face's formats. Feature extraction also reads OpenAI's format
+(`/v1/embeddings`, which most vector stores can call) and the format of text-embeddings-inference
+(`/embed`). All formats have the same limits.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _EMBED_REPLY: TypeAdapter[FeatureExtractionReply] = TypeAdapter(FeatureExtractio
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedRequest:
-    """A request of a task in any wire form.
+    """A request of a task, read from any wire form.
 
     Attributes:
-        request: the request in Hugging Face's format.
-        write: returns the reply's body, from the prepared items and the reply in Hugging Face's
-            format.
-        task: the task that answers; None for the model's task of the endpoint.
+        request: request in Hugging Face's format.
+        write: function from the prepared items, and the reply in Hugging Face's format, to the
+            body of the reply.
+        task: task that answers; None for the model's task of the endpoint.
     """
 
     request: TaskRequest
@@ -71,7 +71,7 @@ def _read_zero_shot(model: HostedModel, body: Any) -> ParsedRequest:
 
 
 def _read_embed(model: HostedModel, body: Any) -> ParsedRequest:
-    """Read a request of text-embeddings-inference. By default, vectors have length 1."""
+    """Read a request of text-embeddings-inference, whose vectors have length 1 by default."""
     if isinstance(body, dict):
         body = {name: value for name, value in body.items() if value is not None}
         inputs, direction = body.get("inputs"), body.get("truncation_direction")
@@ -88,21 +88,20 @@ def _read_embed(model: HostedModel, body: Any) -> ParsedRequest:
 
 
 def _read_embeddings(model: HostedModel, body: Any) -> ParsedRequest:
-    """Read a request of OpenAI's."""
+    """Read a request in OpenAI's format."""
     if isinstance(body, dict) and not holds_token_ids(body.get("input")):
         model.limits.check_num_items(body.get("input"), name="input")
     request = validate(EmbeddingsRequest, body)
     if request.model not in (None, model.name):
         raise NotFoundError(
-            f"the model that answers here is {model.name!r}, not {shorten(request.model)}; another "
-            f"one of the service answers under {MODEL_PATH.format(model='NAME')}, which a client "
-            "of OpenAI's has as its base URL"
+            f"The model at this address is {model.name!r}, not {shorten(request.model)}. To use "
+            f"another model, set the client's base URL to {MODEL_PATH.format(model='NAME')}."
         )
     hidden_size = model.bundle.config.hidden_size
     if request.dimensions not in (None, hidden_size):
         raise InvalidInputError(
-            f"dimensions is {request.dimensions}, and embeddings of {model.name} have "
-            f"{hidden_size}: the model was not trained to be cut; leave dimensions out"
+            f"dimensions is {request.dimensions}, but embeddings of {model.name} have "
+            f"{hidden_size}. Omit dimensions, because this model cannot shorten embeddings."
         )
     return ParsedRequest(
         request=request.as_feature_extraction(),
@@ -128,9 +127,9 @@ def _as_base64(embedding: Embedding) -> str:
     return base64.b64encode(np.array(embedding, "<f4").tobytes()).decode("ascii")
 
 
-# Reads the JSON value of a body; raises an InvalidInputError if it is not a request of the form.
+# A reader of a body's JSON value. It raises an InvalidInputError if the value is not a request.
 Reader: TypeAlias = Callable[[HostedModel, Any], ParsedRequest]
-# By endpoint.
+# The reader of each endpoint's requests.
 READERS: Final[dict[str, Reader]] = {
     **{task: partial(_read_task, task) for task in TASKS},
     ZERO_SHOT: _read_zero_shot,

@@ -1,4 +1,4 @@
-"""The way of a request through the service: admit > read > prepare > run > finish."""
+"""The request flow of the service: admit > read > prepare > run > finish."""
 
 from __future__ import annotations
 
@@ -28,32 +28,37 @@ from albert_serve.server.paths import ENDPOINTS
 from albert_serve.tasks import Logits, Prepared, prepare_request, shape_reply
 from albert_serve.tasks.base import finish_all, inputs_of
 
-# nginx's status for a client that disconnected; only the log shows it.
+# nginx uses this status if the client disconnected. Only the log shows it.
 _CLIENT_GONE: Final = 499
 _ResultT = TypeVar("_ResultT")
 
 
 async def answer_request(model: HostedModel, endpoint: str, request: Request) -> Response:
-    """Answer an HTTP request at an endpoint: a task, in Hugging Face's or in another format."""
+    """Answer an HTTP request at the endpoint of a task in one of its formats."""
     task = ENDPOINTS[endpoint]
     _check_task(model, task)
     with admission_of(request.scope, model.limits, task) as admission:
-        # The body has no name here, so that its memory is free once it is parsed.
-        answering = _answer(
+        # No variable refers to the body, so its memory is free once it is parsed.
+        work = _answer(
             model,
             task,
             admission,
             partial(_parse, endpoint, model, await read_body(request, admission)),
         )
-        answer = await _until_disconnect(request, answering)
+        answer = await _until_disconnect(request, work)
     if answer is None:
         return Response(status_code=_CLIENT_GONE)
     prepared, body = answer
-    return Response(body, headers=_note_headers(prepared), media_type=JSON)
+    return Response(body, headers=_notice_headers(prepared), media_type=JSON)
 
 
 async def answer_call(model: HostedModel, task: str, inputs: Any, parameters: Any) -> Any:
-    """Answer a call from Python with the values that a request has; return the reply's value."""
+    """Answer a call from Python; return the value of the reply.
+
+    Args:
+        inputs: value of `inputs` in a request.
+        parameters: value of `parameters` in a request.
+    """
     _check_task(model, task)
     parsed = READERS[task](model, {"inputs": inputs, "parameters": parameters})
     parsed = replace(parsed, write=lambda _, reply: reply)
@@ -65,10 +70,10 @@ async def answer_call(model: HostedModel, task: str, inputs: Any, parameters: An
 async def _answer(
     model: HostedModel, task: str, admission: Admission, parse: Callable[[], ParsedRequest]
 ) -> tuple[list[Prepared[Any]], Any]:
-    """Return the prepared items of a request, and its reply as its form writes it."""
-    preparing = admission.call(_prepare, model, task, parse)
-    del parse  # it holds the body
-    parsed, prepared = await preparing
+    """Return the prepared items of a request, and the body of its reply."""
+    preparation = admission.call(_prepare, model, task, parse)
+    del parse  # it refers to the body
+    parsed, prepared = await preparation
     logits = await model.batcher.run(inputs_of(prepared), admission.left_s)
     return prepared, await admission.call(_finish, parsed, prepared, logits)
 
@@ -96,29 +101,29 @@ def _finish(
 def _check_task(model: HostedModel, task: str) -> None:
     if task not in model.tasks:
         tasks = ", ".join(model.tasks)
-        raise NotFoundError(f"the model {model.name} has no {task}. It has {tasks}.")
+        raise NotFoundError(f"The model {model.name} does not have {task}. Use one of {tasks}.")
 
 
 async def read_body(request: Request, admission: Admission) -> bytes:
-    """Read a request's body within its limits of bytes and time."""
+    """Read a request's body within the limits of size and time."""
     check_media_type(request.headers)
     settings = admission.limits.settings
     return await admission.in_time(
         asyncio.ensure_future(_read_body(request, admission, settings.max_body_bytes)),
-        f"the body did not arrive within {settings.deadline_s:g} s",
+        f"The body did not arrive within {settings.deadline_s:g} s. Try again.",
     )
 
 
 async def _read_body(request: Request, admission: Admission, max_bytes: int) -> bytes:
-    declared = request.headers.get("content-length", "0")
-    _check_size(int(declared) if declared.isdecimal() else 0, max_bytes)
+    length = request.headers.get("content-length", "0")
+    _check_size(int(length) if length.isdecimal() else 0, max_bytes)
     chunks: list[bytes] = []
     num_bytes, is_complete = 0, False
     while not is_complete:
         with admission.without_slot():
             message = await request.receive()  # does not suspend if the body has arrived
         if message["type"] == "http.disconnect":
-            raise MalformedRequestError("the connection closed within the body")
+            raise MalformedRequestError("The connection closed before the body was complete.")
         chunks.append(message.get("body", b""))
         num_bytes += len(chunks[-1])
         _check_size(num_bytes, max_bytes)
@@ -129,19 +134,19 @@ async def _read_body(request: Request, admission: Admission, max_bytes: int) -> 
 
 def _check_size(num_bytes: int, max_bytes: int) -> None:
     if num_bytes > max_bytes:
-        raise BodyTooLargeError(f"the body is over the limit of {max_bytes} bytes. Split it.")
+        raise BodyTooLargeError(f"The body has more than {max_bytes} bytes. Split it.")
 
 
 def check_media_type(headers: Headers) -> None:
-    """Refuse a body that is not declared as JSON."""
+    """Reject a body that is not declared as JSON."""
     media = headers.get("content-type", "").split(";")[0].strip().lower()
     if media != JSON:
-        problem = f"the content type is {media}" if media else "there is no Content-Type"
+        problem = f"The content type is {media}" if media else "There is no Content-Type"
         raise UnsupportedMediaError(f"{problem}. Send application/json.")
     coding = headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":
         raise UnsupportedMediaError(
-            f"the content encoding is {coding[:40]!r}. Send the body without compression."
+            f"The content encoding is {coding[:40]!r}. Send the body without compression."
         )
 
 
@@ -149,45 +154,45 @@ def parse_json(body: bytes) -> Any:
     """Return the JSON value of a body."""
     try:
         # From bytes it would also accept UTF-16 and UTF-32, and lone surrogates in UTF-8.
-        return json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        return json.loads(body.decode("utf-8-sig"), parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        raise MalformedRequestError(f"the body is not JSON: {error}") from error
+        raise MalformedRequestError(f"The body is not JSON: {error}") from error
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number in JSON")
+def _reject_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number in JSON.")
 
 
-def _note_headers(prepared: Sequence[Prepared[Any]]) -> dict[str, str]:
-    """Return headers for warnings and truncation, which the reply's format cannot express."""
+def _notice_headers(prepared: Sequence[Prepared[Any]]) -> dict[str, str]:
+    """Return headers with warnings and truncation, for which replies have no field."""
     warnings = list(dict.fromkeys(text for item in prepared for text in item.warnings))
     num_truncated = sum(item.num_truncated for item in prepared)
-    notes = {WARNINGS_HEADER: json.dumps(warnings)} if warnings else {}
+    headers = {WARNINGS_HEADER: json.dumps(warnings)} if warnings else {}
     if num_truncated:
-        notes[TRUNCATED_HEADER] = str(num_truncated)
-    return notes
+        headers[TRUNCATED_HEADER] = str(num_truncated)
+    return headers
 
 
 async def _until_disconnect(
     request: Request, work: Coroutine[Any, Any, _ResultT]
 ) -> _ResultT | None:
-    """Return the result of `work`, or None if it is cancelled because the client disconnects."""
-    watching = asyncio.ensure_future(_cancel_at_disconnect(request, asyncio.current_task()))
+    """Return the result of `work`; None if the client disconnects, which cancels it."""
+    disconnect_task = asyncio.ensure_future(_cancel_at_disconnect(request, asyncio.current_task()))
     try:
         return await work
     except asyncio.CancelledError:
-        if not watching.done():
+        if not disconnect_task.done():
             raise
         return None
     finally:
-        watching.cancel()
-        # An exception's traceback holds this frame, and `watching` the task that raises: without
-        # this cycle a refused request's memory is free at once.
-        del watching
+        disconnect_task.cancel()
+        # An exception's traceback refers to this frame, and `disconnect_task` to the task that
+        # raises it. Without this cycle, a rejected request's memory is free immediately.
+        del disconnect_task
 
 
-async def _cancel_at_disconnect(request: Request, working: asyncio.Task[Any] | None) -> None:
+async def _cancel_at_disconnect(request: Request, task: asyncio.Task[Any] | None) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    if working is not None:
-        working.cancel()
+    if task is not None:
+        task.cancel()

@@ -1,7 +1,7 @@
-"""The limits of a service: requests at once, bytes of bodies, queued tokens, items, time.
+"""The limits of a service: concurrency, bytes of bodies, queued tokens, items, time.
 
-A request holds one `Admission` from its arrival to its reply. Every refusal for want of room (429)
-is raised here, and counted.
+A request has one `Admission` from its arrival to its reply. Every rejection because of load (429)
+is raised and counted here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from albert_serve.server.logging import RepeatedWarning
 from albert_serve.server.paths import RequestTarget, target_of
 from albert_serve.settings import Settings
 
-# A body of this size is read within about 2 ms; handing it to a thread would take longer.
+# Reading a body of this size takes about 2 ms. Passing it to a thread would take longer.
 SMALL_BYTES: Final = 1 << 12
 _ADMISSION: Final = "albert_serve.admission"
 _Args = TypeVarTuple("_Args")
@@ -38,13 +38,13 @@ _logger = logging.getLogger(__name__)
 class LargeRequests:
     """The memory and the thread that the large requests of a process share.
 
-    One thread serves all of them: Python runs one thread at a time, so more would only make all
-    others wait longer. It is an executor's, because the limiter of `anyio.to_thread` lets the next
-    call begin when a late one is given up, and keeps the frames of a refused one.
+    One thread serves all large requests. Python runs one thread at a time, so more threads would
+    only delay other requests. The thread belongs to an executor, because `anyio.to_thread` would
+    begin the next call while an abandoned one still runs, and keep the frames of rejected requests.
 
     Attributes:
-        max_bytes: the limit of the sum of their bodies; a single body may exceed it.
-        num_bytes: the bytes of those that have not been answered.
+        max_bytes: limit of the sum of the bodies; a single body may exceed it.
+        num_bytes: bytes of the unanswered requests' bodies.
     """
 
     max_bytes: int
@@ -55,14 +55,16 @@ class LargeRequests:
 
 
 class Limits:
-    """The limits of a model's requests, and what these use of them. Belongs to one event loop.
+    """The limits and the current usage of a model. Belongs to one event loop.
 
     Args:
-        name: the model's, for the log.
-        observer: counts the requests that are refused or late.
+        name: name of the model, for the log.
+        observer: receiver of rejected and expired requests.
 
     Attributes:
-        unused: set while no request is in progress.
+        num_requests: requests with a slot.
+        num_open: requests in progress.
+        unused: event that is set while no request is in progress.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Limits:
         self.settings = settings
         self.large = large
         self.observer = observer
-        self.num_requests = 0  # with a slot
+        self.num_requests = 0
         self.num_open = 0
         self.unused = asyncio.Event()
         self.unused.set()
@@ -91,7 +93,7 @@ class Limits:
         return admission
 
     def check_tokens(self, num_tokens: int, num_queued: int) -> None:
-        """Refuse a request whose tokens do not fit in the queue; called under the queue's lock."""
+        """Reject a request whose tokens do not fit in the queue; called under the queue's lock."""
         num_free = max(0, self.settings.max_queue_tokens - num_queued)
         if num_tokens > num_free:
             raise QueueFullError(
@@ -100,21 +102,21 @@ class Limits:
             )
 
     def check_num_items(self, inputs: object, name: str = "inputs") -> None:
-        """Refuse a list of too many inputs, before any of them is validated."""
+        """Reject a list of too many inputs before they are validated."""
         if isinstance(inputs, list) and len(inputs) > self.settings.max_items:
             raise TooMuchAtOnceError(
-                f"{name} holds {len(inputs)} items; at most {self.settings.max_items} are "
-                "taken at once: split the list"
+                f"{name} has {len(inputs)} items; the limit is {self.settings.max_items}. Split "
+                "the list."
             )
 
 
 class Admission:
-    """A request's share of its model's limits. Inside `with`, the request is in progress.
+    """A request's part of its model's limits. Inside `with`, the request is in progress.
 
     Attributes:
-        limits: its model's.
-        num_bytes: of its body, as far as it has arrived.
-        ends_s: the deadline, on `time.monotonic`'s clock.
+        limits: limits of the request's model.
+        num_bytes: bytes of the body that have arrived.
+        ends_s: deadline on the clock of `time.monotonic`.
     """
 
     def __init__(self, limits: Limits, task: str) -> None:
@@ -123,7 +125,7 @@ class Admission:
         self.ends_s = time.monotonic() + limits.settings.deadline_s
         self._task = task
         self._num_slots = 0
-        self._num_counted = 0  # bytes of a large body
+        self._num_large_bytes = 0
 
     def __enter__(self) -> Self:
         self.limits.num_open += 1
@@ -137,7 +139,7 @@ class Admission:
             self.limits.observer.shed(self._task)
         elif isinstance(error, DeadlineExceededError):
             self.limits.observer.expired(self._task)
-        self.limits.large.num_bytes -= self._num_counted
+        self.limits.large.num_bytes -= self._num_large_bytes
         self.limits.num_open -= 1
         if not self.limits.num_open:
             self.limits.unused.set()
@@ -148,7 +150,7 @@ class Admission:
         return self.ends_s - time.monotonic()
 
     def take_slot(self) -> None:
-        """Count this request among those that have a slot."""
+        """Take a slot for this request."""
         self._num_slots = 1
         self.limits.num_requests += 1
 
@@ -159,7 +161,7 @@ class Admission:
 
     @contextmanager
     def without_slot(self) -> Iterator[None]:
-        """Free the slot for a while, in which the request waits for its client."""
+        """Free the slot while the request waits for its client."""
         had_slot = self._num_slots
         self.free_slot()
         yield
@@ -167,28 +169,28 @@ class Admission:
             self.take_slot()
 
     def count_bytes(self, num_bytes: int) -> None:
-        """Count the bytes of the body that have arrived so far.
+        """Count the bytes of the body that have arrived.
 
-        A large body must fit next to the others, because clients may leave bodies unfinished.
+        All large bodies have a common limit, because clients may leave bodies unfinished.
         """
         self.num_bytes = num_bytes
         if num_bytes <= SMALL_BYTES:
             return
         large = self.limits.large
-        others = large.num_bytes - self._num_counted
-        if others and others + num_bytes > large.max_bytes:
+        num_other_bytes = large.num_bytes - self._num_large_bytes
+        if num_other_bytes and num_other_bytes + num_bytes > large.max_bytes:
             raise QueueFullError(
-                f"bodies of {others} bytes are in progress, and this one does not fit; the "
-                f"limit is {large.max_bytes} bytes. Try again later."
+                f"The bodies of other requests in progress have {num_other_bytes} bytes; with this "
+                f"body they exceed the limit of {large.max_bytes} bytes. Try again later."
             )
-        large.num_bytes += num_bytes - self._num_counted
-        self._num_counted = num_bytes
+        large.num_bytes += num_bytes - self._num_large_bytes
+        self._num_large_bytes = num_bytes
 
     async def call(self, function: Callable[[Unpack[_Args]], _ResultT], *args: *_Args) -> _ResultT:
         """Call a function: here if the body is small, otherwise in the thread of large requests.
 
-        If the request is cancelled or late before the call begins, it never begins. The result of
-        a call that ends late is dropped.
+        If the request is cancelled or expires first, the call never begins. If it expires during
+        the call, the result is discarded.
         """
         if self.num_bytes <= SMALL_BYTES:
             return function(*args)
@@ -196,14 +198,17 @@ class Admission:
             asyncio.get_running_loop().run_in_executor(
                 self.limits.large.thread, copy_context().run, function, *args
             ),
-            "there was no answer before the deadline. Send fewer inputs per request.",
+            "The answer missed the deadline. Send fewer inputs per request.",
         )
 
     async def in_time(self, work: asyncio.Future[_ResultT], message: str) -> _ResultT:
-        """Return the result of `work`, which is cancelled at the deadline, or with the caller.
+        """Return the result of `work`, which is cancelled at the deadline or with the caller.
 
-        `asyncio.timeout` is avoided: its exceptions refer to each other, which keeps the body of
-        each late request in memory until a garbage collection.
+        The exceptions of `asyncio.timeout` refer to each other, which would keep the body of each
+        expired request in memory until a garbage collection.
+
+        Args:
+            message: message of the error at the deadline.
         """
         try:
             await asyncio.wait({work}, timeout=max(0.0, self.left_s))
@@ -219,12 +224,12 @@ class Admission:
 class AdmissionControl:
     """ASGI middleware that admits requests of tasks, or answers 429 above a model's concurrency.
 
-    A request has a slot except while its body arrives, so that slow clients do not use up the
-    limit. Until the application begins to read, it has one, too: otherwise all requests that
-    arrive together would find the limit not reached.
+    A request has a slot except while its body arrives, so that slow clients do not exhaust the
+    limit. It also has a slot until the application begins to read. Otherwise requests that arrive
+    together could exceed the limit.
 
     Args:
-        find: returns the limits and the task of a target, if it has any now.
+        find: function that returns the limits and the task of a target; None if it has none.
     """
 
     def __init__(
@@ -232,16 +237,16 @@ class AdmissionControl:
     ) -> None:
         self.app = app
         self._find = find
-        self._rejections = RepeatedWarning(_logger, "%d requests rejected, the last to model %s")
+        self._rejections = RepeatedWarning(_logger, "%d requests were rejected, the last to %s.")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or reject it before any of its body is read."""
+        """Pass a request on, or reject it before its body is read."""
         is_post = scope["type"] == "http" and scope["method"] == "POST"
-        found = self._find(target_of(scope)) if is_post else None
-        if found is None:
+        target_limits = self._find(target_of(scope)) if is_post else None
+        if target_limits is None:
             await self.app(scope, receive, send)
             return
-        limits, task = found
+        limits, task = target_limits
         try:
             admission = limits.admit(task)
         except QueueFullError as error:
@@ -261,6 +266,6 @@ class AdmissionControl:
 
 
 def admission_of(scope: Scope, limits: Limits, task: str) -> Admission:
-    """Return the admission of a request; a new one without a slot if nothing admitted it."""
+    """Return the admission of a request; a new one, without a slot, if nothing admitted it."""
     admission: Admission = scope.get(_ADMISSION) or Admission(limits, task)
     return admission

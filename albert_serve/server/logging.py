@@ -1,6 +1,6 @@
-"""Logging: one line a request, and the request's id on every line, as text or as JSON.
+"""Logging: one line per request, as text or JSON, and the request's id on every line.
 
-Lines are written by a thread, because a program that does not read its pipe would stop the service.
+A thread writes the lines, because a reader that does not empty its pipe would block the service.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any, Final, Literal
 
 from albert_serve.errors import printable
 
-# The id of the request that is being answered in this context.
+# This is the id of the request in progress in this context.
 REQUEST_ID: Final[contextvars.ContextVar[str | None]] = contextvars.ContextVar(
     "albert_serve_request_id", default=None
 )
-# The fields of an access log line besides its message.
+# These are the fields of an access log line besides its message.
 _ACCESS_FIELDS: Final = ("method", "path", "status", "duration_ms")
 _TRACE: Final = re.compile(r"trace=(?P<trace>\w+),span=(?P<span>\w+)")
-_OURS: Final = "albert_serve"
+_ROOT_LOGGER: Final = "albert_serve"
 _INTERVAL_S: Final = 10.0
 _MAX_WAITING: Final = 1000
 _FLUSH_S: Final = 1.0
@@ -37,8 +37,8 @@ _logger = logging.getLogger(__name__)
 
 
 def configure_logs(log_format: Literal["text", "json"]) -> None:
-    """Enable our own loggers, write in a thread, and for JSON set the formatter of all handlers."""
-    logging.getLogger(_OURS).setLevel(logging.INFO)
+    """Enable the package's loggers, and write all logs in a thread and in one format."""
+    logging.getLogger(_ROOT_LOGGER).setLevel(logging.INFO)
     if log_format == "json" and not logging.getLogger().handlers:
         logging.getLogger().addHandler(logging.StreamHandler(sys.stdout))
     for name in ("", *logging.root.manager.loggerDict):
@@ -52,7 +52,7 @@ def configure_logs(log_format: Literal["text", "json"]) -> None:
 
 
 def _queued(handler: logging.Handler) -> QueuedHandler:
-    """Return a handler that queues what another handler would write."""
+    """Return a handler that queues the records of another handler."""
     queued = QueuedHandler(log_output())
     queued.setLevel(handler.level)
     queued.setFormatter(handler.formatter)
@@ -62,37 +62,43 @@ def _queued(handler: logging.Handler) -> QueuedHandler:
 
 
 class LogOutput(logging.Handler):
-    """Writes queued log records to a descriptor, in a thread of its own, one a line."""
+    """A writer of queued log records, one per line, with a thread of its own.
 
-    def __init__(self, file: int) -> None:
+    Args:
+        descriptor: descriptor of the file to write to.
+    """
+
+    def __init__(self, descriptor: int) -> None:
         super().__init__()
-        self._file = file
+        self._descriptor = descriptor
         self.records: queue.Queue[logging.LogRecord] = queue.Queue(_MAX_WAITING)
         self.num_dropped = 0
         QueueListener(self.records, self).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or drop it: a full disk or a closed pipe stops nothing."""
+        """Write a record, or drop it if the disk is full or the pipe is closed."""
         line = f"{printable(record.getMessage())}\n".encode("utf-8", "backslashreplace")
         try:
             while line:
-                line = line[os.write(self._file, line) :]
+                line = line[os.write(self._descriptor, line) :]
         except OSError:
             self.num_dropped += 1
             return
         if self.num_dropped and self.records.empty():
             num_dropped, self.num_dropped = self.num_dropped, 0
-            _logger.warning("%d log lines were dropped, as nothing took them", num_dropped)
+            _logger.warning(
+                "%d log lines were dropped, because they could not be written.", num_dropped
+            )
 
     def finish(self) -> None:
-        """Wait until the records are written, for at most a second."""
+        """Wait up to a second until all records are written."""
         end_s = time.monotonic() + _FLUSH_S
         while self.records.unfinished_tasks and time.monotonic() < end_s:
             time.sleep(0.01)
 
 
 class QueuedHandler(QueueHandler):
-    """Formats a record and queues it, or drops it if the queue is full."""
+    """A handler that formats and queues records, or drops them if the queue is full."""
 
     def __init__(self, output: LogOutput) -> None:
         super().__init__(output.records)
@@ -115,10 +121,10 @@ def log_output() -> LogOutput:
 
 
 class RepeatedWarning:
-    """A warning that is logged at most every 10 s: under overload a line for each costs too much.
+    """A warning that is logged at most every 10 s, because overload would cause too many lines.
 
     Args:
-        message: its first argument is the number of events since the last line.
+        message: format of the line; its first argument is the number of events since the last line.
     """
 
     def __init__(self, logger: logging.Logger, message: str) -> None:
@@ -128,7 +134,7 @@ class RepeatedWarning:
         self._logged_s = -math.inf
 
     def log(self, *args: object) -> None:
-        """Count an event, and log it if none was logged lately."""
+        """Count an event, and log a line unless the last one is recent."""
         self._num_events += 1
         if time.monotonic() - self._logged_s < _INTERVAL_S:
             return
@@ -137,17 +143,17 @@ class RepeatedWarning:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON."""
+    """A formatter that writes a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line; JSON escapes line breaks, so it is always one."""
+        """Return the line, in which JSON escapes line breaks."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
         }
-        # The record's own request_id is the span's: BentoML's filter sets it.
+        # The record's own request_id is the id of a span, which BentoML's filter sets.
         line["request_id"] = REQUEST_ID.get()
         line |= {name: getattr(record, name) for name in _ACCESS_FIELDS if hasattr(record, name)}
         # BentoML's filter writes the trace into `trace_msg`, as text.

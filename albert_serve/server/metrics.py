@@ -1,7 +1,7 @@
-"""Prometheus metrics of the queue and the models; BentoML's `/metrics` exposes them with its own.
+"""Prometheus metrics of the queue and the models, which BentoML's `/metrics` exposes with its own.
 
-Each of several workers writes to files that any worker's `/metrics` adds up, so every metric here
-is additive.
+Each worker writes to files of its own, and the `/metrics` of any worker adds them up. So every
+metric here is additive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TOKENS: Final = tuple(2**power for power in range(4, 18))
 _INPUTS: Final = tuple(2**power for power in range(11))
 _MODEL: Final = ("model",)
 _MODEL_TASK: Final = ("model", "task")
-# The files of a process, one for each kind of metric that there is here or in BentoML.
+# A process has one file for each kind of metric, here or in BentoML.
 _FILE_BYTES: Final = {
     "histogram": 1 << 20,
     **dict.fromkeys(("counter", "summary"), 1 << 18),
@@ -36,31 +36,31 @@ _logger = logging.getLogger(__name__)
 
 
 def reserve_files(folder: Path) -> bool:
-    """Reserve the room for the metrics of this process, before the first of them is made.
+    """Reserve disk space for this process's metrics before the first metric is created.
 
-    Metrics are written to memory that is mapped from files. Without room for them, the first write
+    Metrics are written to memory that is mapped from files. If the disk were full, the first write
     would end the process by SIGBUS.
 
     Returns:
-        Whether there is room; if not, this process keeps its metrics to itself.
+        Whether there was enough space. Without it, this process's metrics are not shared.
     """
-    if sys.platform == "darwin":  # it has no such call
+    if sys.platform == "darwin":  # it does not have posix_fallocate
         return True
     try:
         for kind, num_bytes in _FILE_BYTES.items():
             with (folder / f"{kind}_{os.getpid()}.db").open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, num_bytes)
     except OSError as error:
-        for file_left in folder.glob(f"*_{os.getpid()}.db"):
-            file_left.unlink()
+        for incomplete_file in folder.glob(f"*_{os.getpid()}.db"):
+            incomplete_file.unlink()
         values.ValueClass = values.MutexValue
-        _logger.error("this worker serves without metrics: %s: %s", folder, error.strerror)
+        _logger.error("This worker serves without metrics. %s: %s.", folder, error.strerror)
         return False
     return True
 
 
 class Metrics:
-    """The metrics of a process. Make only one: a registry takes each metric once."""
+    """The metrics of a process. A registry accepts them once, so create only one instance."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         args: dict[str, Any] = {"namespace": _PREFIX, "registry": registry}
@@ -73,20 +73,20 @@ class Metrics:
         )
         self.given_up = Counter(
             "requests_given_up",
-            "Requests not answered: shed for want of room, expired, or cancelled by their caller.",
+            "Requests that were shed because of load, expired, or cancelled by their caller.",
             (*_MODEL_TASK, "reason"),
             **args,
         )
         self.queue_delay_s = Histogram(
             "queue_delay_seconds",
-            "Seconds that an input waited until it was run.",
+            "Seconds that an input waited in the queue.",
             _MODEL_TASK,
             buckets=_SECONDS,
             **args,
         )
         self.engine_s = Histogram(
             "engine_seconds",
-            "Seconds that the engine took for a batch.",
+            "Seconds that the engine computed a batch.",
             _MODEL,
             buckets=_SECONDS,
             **args,
@@ -99,27 +99,27 @@ class Metrics:
             **args,
         )
         self.batch_inputs = Histogram(
-            "batch_inputs", "Inputs that ran together.", _MODEL, buckets=_INPUTS, **args
+            "batch_inputs", "Inputs of a batch.", _MODEL, buckets=_INPUTS, **args
         )
         self.padding_tokens = Counter(
             "padding_tokens",
-            "Tokens that the engine ran for nothing but to fill up a batch.",
+            "Padding tokens that the engine computed.",
             _MODEL,
             **args,
         )
         self._models = Gauge(
             "model",
-            "1 for a model that is served.",
+            "1 for each model of the service.",
             ("model", "precision"),
             multiprocess_mode="livemax",
             **args,
         )
 
     def observer(self, model: str, precision: str, tasks: Iterable[str]) -> _PrometheusObserver:
-        """Return the batch observer of a model that is now served.
+        """Return the batch observer of a new model.
 
         Args:
-            tasks: the model's; their metrics start at 0 before the first request.
+            tasks: tasks of the model, whose metrics are 0 before the first request.
         """
         self._models.labels(model, precision).set(1)
         return _PrometheusObserver(self, model, tasks)
@@ -137,7 +137,7 @@ class _TaskMetrics(NamedTuple):
 
     @classmethod
     def find(cls, metrics: Metrics, model: str, task: str) -> Self:
-        """Return the metrics, which are 0 if they are new."""
+        """Return the metrics, which start at 0."""
         return cls(
             requests=metrics.requests.labels(model, task),
             request_tokens=metrics.request_tokens.labels(model, task),
@@ -149,22 +149,22 @@ class _TaskMetrics(NamedTuple):
 
 
 class _PrometheusObserver(BatchObserver):
-    """Counts the events of a model's batcher."""
+    """An observer that counts the events of a model's batcher."""
 
     def __init__(self, metrics: Metrics, model: str, tasks: Iterable[str]) -> None:
         self._engine_s = metrics.engine_s.labels(model)
         self._batch_tokens = metrics.batch_tokens.labels(model)
         self._batch_inputs = metrics.batch_inputs.labels(model)
         self._padding_tokens = metrics.padding_tokens.labels(model)
-        # `labels` finds a metric under a lock, which is slow for each request.
-        self._of_task = cache(partial(_TaskMetrics.find, metrics, model))
+        # `labels` finds a metric under a lock, which would be slow for each request.
+        self._task_metrics = cache(partial(_TaskMetrics.find, metrics, model))
         for task in tasks:
-            self._of_task(task)
+            self._task_metrics(task)
 
     def queued(self, task: str, num_tokens: int) -> None:
         """Count a queued request."""
-        self._of_task(task).requests.inc()
-        self._of_task(task).request_tokens.inc(num_tokens)
+        self._task_metrics(task).requests.inc()
+        self._task_metrics(task).request_tokens.inc(num_tokens)
 
     def batch(self, report: BatchReport) -> None:
         """Count a batch."""
@@ -174,16 +174,16 @@ class _PrometheusObserver(BatchObserver):
         self._padding_tokens.inc(report.num_padded_tokens - report.num_tokens)
         for task, delays_s in report.queue_delays_s.items():
             for delay_s in delays_s:
-                self._of_task(task).queue_delay_s.observe(delay_s)
+                self._task_metrics(task).queue_delay_s.observe(delay_s)
 
     def shed(self, task: str) -> None:
-        """Count a request refused because the queue is full."""
-        self._of_task(task).shed.inc()
+        """Count a request that was rejected because of load."""
+        self._task_metrics(task).shed.inc()
 
     def expired(self, task: str) -> None:
-        """Count a request that missed its deadline, or would have."""
-        self._of_task(task).expired.inc()
+        """Count a request that missed its deadline."""
+        self._task_metrics(task).expired.inc()
 
     def cancelled(self, task: str) -> None:
-        """Count a request whose caller disconnected before the answer."""
-        self._of_task(task).cancelled.inc()
+        """Count a request whose caller disconnected before its answer."""
+        self._task_metrics(task).cancelled.inc()

@@ -1,4 +1,4 @@
-"""The hosted models of a process, each with its tasks, limits, and a queue for its engine."""
+"""The hosted models of a process, each with its tasks, its limits, and a queue for its engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from albert_serve.batching.queue import Batcher, BatchObserver
 from albert_serve.bundle.catalog import Catalogue, read_catalogue
 from albert_serve.bundle.manifest import MANIFEST_FILE, TOKENIZER_FILE, WEIGHTS_FILE, Bundle
 from albert_serve.errors import ConfigError, NotFoundError
-from albert_serve.runtime.cuda import cannot_be_used, no_cuda_reason
+from albert_serve.runtime.cuda import cuda_error, no_cuda_reason
 from albert_serve.runtime.encoders import EncoderPool
 from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import return_free_memory
@@ -29,17 +29,17 @@ from albert_serve.tasks import Task, load_tasks
 from albert_serve.tasks.description import describe
 from albert_serve.tokenizer import AlbertTokenizer
 
-# The bodies of the greatest size that are held at once, of all connections.
-_HELD_BODIES: Final = 16
+# All connections together may have this many bodies of the maximum size in memory.
+_MAX_LARGE_BODIES: Final = 16
 _CHECK_EVERY_S: Final = 1.0
-# Memory above the minimum since the start. glibc may hold less than this for the next requests.
+# glibc may retain this much memory, above the minimum since startup, for the next requests.
 _RETAINED_BYTES: Final = 8 << 20
 _STATM: Final = Path("/proc/self/statm")
 _logger = logging.getLogger(__name__)
 
 
 def describe_hosted(name: str, bundle: Bundle, settings: Settings, mask_token: str) -> ModelReply:
-    """Return a model's description and limits; it reads files, so call it off the event loop."""
+    """Return a model's description and limits; blocks, because it reads files."""
     return ModelReply(
         **dict(describe(bundle.manifest, name, bundle.folder)),
         id=name,
@@ -57,9 +57,10 @@ class HostedModel:
     """A model that answers requests. Belongs to one event loop.
 
     Attributes:
-        tasks: the logic of each task of the bundle, by endpoint name.
+        name: name of the model, as paths contain it.
+        tasks: tasks of the bundle by endpoint name.
         description: description of the model and its limits.
-        info_json: the description as the reply of `/info`.
+        info_json: body of the reply of `/info`.
     """
 
     name: str
@@ -75,18 +76,18 @@ class HostedModel:
         self.info_json = self.description.model_dump_json()
 
     async def close(self) -> None:
-        """Answer the accepted requests, and end the engine's thread."""
+        """Answer the accepted requests, then end the engine's thread."""
         await self.limits.unused.wait()
         await self.batcher.close()
 
 
 class Models:
-    """The hosted models of a process. `Models.load` makes it; it belongs to one event loop.
+    """The hosted models of a process. Belongs to one event loop.
 
     Attributes:
-        accepting: False from the moment that the process begins to shut down.
-        served: the models by name.
-        default_name: the name of the model of requests that name none.
+        accepting: whether requests are accepted; False once shutdown begins.
+        served: models by name.
+        default_name: name of the model for requests without a model's name.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
@@ -94,70 +95,70 @@ class Models:
         self.accepting = True
         self._metrics = metrics
         self._encoders = EncoderPool()
-        self._large = LargeRequests(max_bytes=_HELD_BODIES * settings.max_body_bytes)
+        self._large = LargeRequests(max_bytes=_MAX_LARGE_BODIES * settings.max_body_bytes)
         self._tokenizers: WeakValueDictionary[str, AlbertTokenizer] = WeakValueDictionary()
         self.served: dict[str, HostedModel] = {}
         self.default_name = ""
-        self._trimming: asyncio.Task[None] | None = None
+        self._trim_task: asyncio.Task[None] | None = None
 
     @classmethod
     def load(cls, settings: Settings, metrics: Metrics) -> Models:
-        """Open and warm up the models that the settings name; the log says which cannot be."""
+        """Open and warm up the models of the settings, and log those that fail."""
         models = cls(settings, metrics)
         catalogue = read_catalogue(settings)
-        models.served = {model.name: model for model in models._open_each(catalogue)}
+        models.served = {model.name: model for model in models._open_all(catalogue)}
         models.default_name = catalogue.default_among(models.served)
         return models
 
     def start(self) -> None:
-        """Return free memory to the system from now on; the second call does nothing."""
-        if self._trimming is None:
-            self._trimming = asyncio.get_running_loop().create_task(keep_memory_low())
+        """Start to return free memory to the system; the second call does nothing."""
+        if self._trim_task is None:
+            self._trim_task = asyncio.get_running_loop().create_task(keep_memory_low())
 
     @property
     def default(self) -> HostedModel:
-        """The model of requests that name none."""
+        """The model for requests without a model's name."""
         return self.served[self.default_name]
 
     def get(self, name: str | None) -> HostedModel:
-        """Return a model by its name, or the default."""
+        """Return a model by its name; None is the default model."""
         name = self.default_name if name is None else name
         if name not in self.served:
             raise NotFoundError(
-                f"there is no model {name!r}. Choose one of {', '.join(self.served)}."
+                f"{name!r} is not a model of this service. Use one of {', '.join(self.served)}."
             )
         return self.served[name]
 
     def find(self, target: RequestTarget) -> tuple[Limits, str] | None:
-        """Return the limits of a target's model, and its task; None if the model has no such."""
+        """Return the limits of a target's model, and its task; None unless the model has it."""
         model, task = self.served.get(target.model or self.default_name), target.task
         return (model.limits, task) if task and model and task in model.tasks else None
 
     async def close(self) -> None:
-        """Answer the accepted requests, and close the models."""
+        """Answer the accepted requests, then close the models."""
         self.accepting = False
         await asyncio.gather(*(model.close() for model in self.served.values()))
-        if self._trimming is not None:
-            self._trimming.cancel()
+        if self._trim_task is not None:
+            self._trim_task.cancel()
 
-    def _open_each(self, catalogue: Catalogue) -> Iterator[HostedModel]:
+    def _open_all(self, catalogue: Catalogue) -> Iterator[HostedModel]:
         """Yield each model of the catalogue that can be opened and run."""
         bundles, errors = catalogue.open_bundles()
         options = _shared_options(self.settings, bundles)
         for name, bundle in bundles.items():
             try:
                 model = self.open(name, bundle, options)
-            except Exception as error:  # noqa: BLE001  # whatever it is, the others are served
+            except Exception as error:  # noqa: BLE001  # any error: the other models are served
                 errors[name] = error
             else:
                 yield model
-                del model  # the caller may want one at a time in memory
+                del model  # the caller may keep only one model in memory
         catalogue.check_any(errors)
         for name, failure in errors.items():
-            _logger.error("model %s was not loaded, it is not served: %s", name, failure)
+            _logger.error("Model %s is not served. %s", name, failure)
 
     def open(self, name: str, bundle: Bundle, options: RuntimeOptions) -> HostedModel:
-        """Open a model, which is not served yet, and run it once; in any thread."""
+        """Open a model and run it once, without serving it yet; callable from any thread."""
         engine = Engine.open(bundle, options, self._encoders)
         if self.settings.max_batch_tokens is not None:
             engine.max_batch_tokens = self.settings.max_batch_tokens
@@ -186,7 +187,7 @@ class Models:
         )
 
     def _tokenizer(self, bundle: Bundle) -> AlbertTokenizer:
-        """Return the bundle's tokenizer, shared between bundles with the same file."""
+        """Return the bundle's tokenizer, which bundles with the same file share."""
         key = bundle.manifest.files[TOKENIZER_FILE].sha256
         tokenizer = self._tokenizers.get(key)
         if tokenizer is None:
@@ -195,33 +196,31 @@ class Models:
 
 
 def check_models(settings: Settings) -> str:
-    """Check the configured bundles as workers do: each is opened, and answers something.
-
-    The log says which fail; the others are served.
+    """Open and run the configured bundles as workers do, and log those that fail.
 
     Returns:
         The name of the default model.
     """
     if settings.device == "cuda" and (reason := no_cuda_reason()) is not None:
-        raise cannot_be_used(reason)
+        raise cuda_error(reason)
     catalogue = read_catalogue(settings)
     preferred = settings.default_model
     if preferred not in (None, *catalogue.bundles):
         raise ConfigError(
-            f"{DEFAULT_VARIABLE} is {preferred!r}; there are {', '.join(catalogue.bundles)}"
+            f"{DEFAULT_VARIABLE} is {preferred!r}. Choose one of {', '.join(catalogue.bundles)}."
         )
-    # On the CPU, because a process never returns all memory of a device.
+    # The CPU is used, because a process never returns all memory of a device.
     trial = Models(settings.model_copy(update={"device": "cpu"}))
     names = []
-    for model in trial._open_each(catalogue):
+    for model in trial._open_all(catalogue):
         names.append(model.name)
         if not model.bundle.manifest.tasks:
-            _logger.warning("%s has no head, so it answers only for embeddings", model.name)
+            _logger.warning("%s has no heads, so its only task is embeddings.", model.name)
         del model
     return_free_memory()
     default = catalogue.default_among(names)
     if default != catalogue.default:
-        _logger.error("the default model is %s, because %s fails", default, catalogue.default)
+        _logger.error("The default model is %s, because %s failed.", default, catalogue.default)
     return default
 
 
@@ -229,16 +228,16 @@ def _shared_options(settings: Settings, bundles: Mapping[str, Bundle]) -> Runtim
     """Return the runtime options of all models."""
     encoders = {bundle.manifest.files[WEIGHTS_FILE].sha256 for bundle in bundles.values()}
     if settings.spinning == "auto" and len(encoders) > 1:
-        return replace(settings.runtime, spinning=False)  # docs/decisions.md
+        return replace(settings.runtime, spinning=False)  # docs/decisions.md has the measurement
     return settings.runtime
 
 
 async def keep_memory_low() -> None:
-    """Return free memory to the system, once a second while there may be much of it.
+    """Return free memory to the system once a second, if there may be much of it.
 
-    glibc would keep most of it. A large request frees memory when its reply has been sent, when
-    its client has gone, or when the engine is done with it, so no moment is the right one.
-    A call that finds nothing to return takes some 2 ms, in a thread of its own.
+    glibc would keep most of it. A large request frees memory at several moments: when its reply has
+    been sent, when its client has disconnected, or when the engine has finished. A call without
+    free memory takes about 2 ms, in a thread of its own.
     """
     minimum = num_anonymous_bytes()
     while minimum is not None:
@@ -252,7 +251,7 @@ async def keep_memory_low() -> None:
 
 
 def num_anonymous_bytes() -> int | None:
-    """Return the resident memory of this process without pages of files; None if it is unknown."""
+    """Return the resident memory of this process without pages of files; None if unknown."""
     try:
         _, resident, shared, *_ = map(int, _STATM.read_text(encoding="ascii").split())
     except OSError:  # the file exists only on Linux

@@ -1,4 +1,4 @@
-"""The OpenAPI document: the tasks' endpoints, added to those that BentoML describes."""
+"""The OpenAPI document, which adds the tasks' endpoints to BentoML's document."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ _SECURITY: Final = {
 }
 _REPLY_HEADERS: Final = {
     TRUNCATED_HEADER: {
-        "description": "Number of removed tokens, if a text was truncated, which `truncation` "
-        "allows.",
+        "description": "Number of removed tokens, if `truncation` is set and a text was too long.",
         "schema": {"type": "integer", "minimum": 1},
     },
     WARNINGS_HEADER: {
@@ -66,21 +65,21 @@ _MODEL: Final = {
 }
 _ERRORS: Final[dict[str, str]] = {
     "400": "The body is not JSON in UTF-8, or is incomplete.",
-    "401": "The service requires a key, and the request has none or an invalid one.",
-    "404": "The model served here does not have this task.",
+    "401": "The service requires a key, and the request's key is missing or invalid.",
+    "404": "The model does not have this task.",
     "413": "The body exceeds max_body_bytes of /info.",
     "415": "The content type is not application/json, or the body is compressed.",
     "422": "A value is invalid, or a field is unknown.",
     "429": "The service is overloaded. Try again after Retry-After seconds.",
     "500": "The model or the service failed.",
     "503": "The service is starting or shutting down.",
-    "504": "There was no answer before the deadline.",
+    "504": "The answer missed the deadline.",
 }
 _CONTEXT: Final = (
     "The bridge over the river was built in 1932. It was designed by an engineer from Vienna, and "
     "was closed to cars in 1988."
 )
-# The body of a request at each endpoint.
+# These are example bodies of requests by endpoint.
 EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "fill-mask": {"inputs": "He was born in the United [MASK].", "parameters": {"top_k": 3}},
     "text-classification": {
@@ -111,7 +110,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
         "parameters": {"candidate_labels": ["card", "loan", "exchange rate"]},
     },
 }
-# The request and the reply of each endpoint.
+# These are the types of requests and replies by endpoint.
 _SCHEMAS: Final[dict[str, tuple[type[BaseModel], Any]]] = {
     **{name: (task.request, task.reply) for name, task in TASKS.items()},
     EMBEDDINGS: (EmbeddingsRequest, EmbeddingsReply),
@@ -120,9 +119,12 @@ _SCHEMAS: Final[dict[str, tuple[type[BaseModel], Any]]] = {
 
 
 def describe_service(base: dict[str, Any]) -> dict[str, Any]:
-    """Return BentoML's document with our paths and schemas, which say more of the endpoints.
+    """Return BentoML's document with our paths and schemas, which describe more.
 
-    BentoML's own schemas are left out: only the paths that ours replace refer to them.
+    BentoML's schemas are omitted, because only the replaced paths refer to them.
+
+    Args:
+        base: document that BentoML generates.
     """
     schemas, replies = _schemas()
     operations = {
@@ -132,7 +134,7 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
     info = {"get": _get("The model with its tasks, and the limits of the service.", ModelReply)}
     health = {"get": _health()}
     by_name = {"": info, "/info": info, "/health": health}
-    by_name |= {f"/{name}": each for name, each in operations.items()}
+    by_name |= {f"/{name}": operation for name, operation in operations.items()}
     return {
         **base,
         "openapi": _OPENAPI,
@@ -148,29 +150,29 @@ def describe_service(base: dict[str, Any]) -> dict[str, Any]:
         "security": [{}, {"key": []}],
         "paths": {
             **base.get("paths", {}),
-            **{DEFAULT_PATHS[name]: each for name, each in operations.items()},
+            **{DEFAULT_PATHS[name]: operation for name, operation in operations.items()},
             # BentoML's clients call endpoints by POST only.
             "/info": {**info, "post": info["get"]},
             "/health": health,
             MODELS_PATH: {"get": _get("All models of the service.", ModelsReply)},
-            **{f"{MODEL_PATH}{path}": _by_name(each) for path, each in by_name.items()},
+            **{MODEL_PATH + path: _by_name(operation) for path, operation in by_name.items()},
         },
     }
 
 
 def _schemas() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return all schemas by name, and the schemas of the tasks' replies."""
-    read = [request for request, _ in _SCHEMAS.values()]
-    read += [ErrorReply, OpenAIErrorReply, ModelReply, ModelsReply]
+    types = [request for request, _ in _SCHEMAS.values()]
+    types += [ErrorReply, OpenAIErrorReply, ModelReply, ModelsReply]
     adapters: list[tuple[str, Literal["serialization"], TypeAdapter[Any]]] = [
         (name, "serialization", TypeAdapter(reply)) for name, (_, reply) in _SCHEMAS.items()
     ]
-    _, requests = models_json_schema([(each, "validation") for each in read], ref_template=_REF)
+    _, requests = models_json_schema([(kind, "validation") for kind in types], ref_template=_REF)
     replies, parts = TypeAdapter.json_schemas(adapters, ref_template=_REF)
     schemas = {**requests["$defs"], **parts["$defs"]}
     for schema in schemas.values():
         for field in schema.get("properties", {}).values():
-            # The defaults of its fields say the same, and code generators take no object there.
+            # Its fields have the same defaults, and code generators do not accept an object here.
             if isinstance(field.get("default"), dict):
                 del field["default"]
     return schemas, {name: schema for (name, _), schema in replies.items()}
@@ -178,19 +180,19 @@ def _schemas() -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _by_name(operations: dict[str, Any]) -> dict[str, Any]:
     """Return the same operations for a model whose name is in the path."""
-    named: dict[str, Any] = {"parameters": [_MODEL]}
+    by_name: dict[str, Any] = {"parameters": [_MODEL]}
     for method, operation in operations.items():
-        missing = {
+        not_found = {
             "content": _json(_reference(ErrorReply)),
             **operation["responses"].get("404", {}),
             "description": "The model does not exist, or does not have this task.",
         }
-        named[method] = {
+        by_name[method] = {
             **{key: value for key, value in operation.items() if key != "operationId"},
             "tags": [_MODEL_TAG],
-            "responses": {**operation["responses"], "404": missing},
+            "responses": {**operation["responses"], "404": not_found},
         }
-    return named
+    return by_name
 
 
 def _operation(name: str, request: type[BaseModel], reply: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The meaning of a request's path to the middleware, which parses it once."""
+"""The meaning of a request's path, which the middleware parses once."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ METRICS_PATH: Final = "/metrics"
 OTHER: Final = "/*"
 _DOCS_PATHS: Final = frozenset({"/docs", "/docs.json", "/openapi.json", "/schema.json"})
 _DOCS_FOLDER: Final = "/static_content/"
-# Open: the page holds no data and asks for the key itself, and a browser can send none for it.
+# The page requires no key: it contains no data, and a browser cannot send a key to load it.
 _PAGE_PATH: Final = "/"
 _PAGE_FOLDER: Final = "/web/"
-# The task of each endpoint.
+# This maps endpoints to tasks.
 ENDPOINTS: Final[dict[str, str]] = {
     **{name: name for name in TASKS},
     EMBEDDINGS: FEATURE_EXTRACTION,
     EMBED: FEATURE_EXTRACTION,
     ZERO_SHOT: CLASSIFICATION,
 }
-# The path of each endpoint of the default model.
+# This maps endpoints to the default model's paths.
 DEFAULT_PATHS: Final = {
     **{name: f"/{name}" for name in ENDPOINTS},
     EMBEDDINGS: EMBEDDINGS_PATH,
 }
-# The tasks of paths; None for a path of no task.
+# This maps paths to tasks, or to None.
 _API_PATHS: Final[dict[str, str | None]] = {
     **{DEFAULT_PATHS[name]: task for name, task in ENDPOINTS.items()},
     "/info": None,
     MODELS_PATH: None,
 }
-# The same of paths after a model's name.
+# This maps the ends of paths, after a model's name, to tasks or None.
 _MODEL_PATHS: Final[dict[str, str | None]] = {
     **{f"/{name}": task for name, task in ENDPOINTS.items()},
     "": None,
@@ -56,12 +56,13 @@ class RequestTarget:
     """The meaning of a path.
 
     Attributes:
-        label: in metrics: a known path itself, else a common label, because callers must not
-            create metrics.
-        surface: None for health and the page, which are open. The health of a named model reveals
-            that the model exists, so it belongs to the API, as do unknown paths.
-        model: a name, whether or not there is such a model; None for the default model.
-        task: its name, if the path is one of a task's endpoints.
+        label: label in metrics. Unknown paths have a common label, because callers must not create
+            metrics.
+        surface: surface that a key can guard; None for health and the page, which are open. The
+            health of a named model reveals that the model exists, so it belongs to the API, like
+            unknown paths.
+        model: name of a model, which may not exist; None for the default model.
+        task: name of the task, if the path is an endpoint.
     """
 
     label: str
@@ -71,12 +72,12 @@ class RequestTarget:
 
     @property
     def is_openai(self) -> bool:
-        """Whether its replies have OpenAI's format."""
+        """Whether replies have OpenAI's format."""
         return self.label in _OPENAI_LABELS
 
 
 def target_of(scope: Scope) -> RequestTarget:
-    """Return the target of a request, which is parsed at the first call."""
+    """Return the target of a request, which the first call parses."""
     if _TARGET not in scope:
         scope[_TARGET] = parse(scope["path"])
     target: RequestTarget = scope[_TARGET]
@@ -98,8 +99,8 @@ def parse(path: str) -> RequestTarget:
     if path.startswith(_DOCS_FOLDER):
         return RequestTarget(label=_DOCS_FOLDER, surface="docs")
     model, slash, rest = path.removeprefix(f"{MODELS_PATH}/").partition("/")
-    after = slash + rest
-    if model and path.startswith(f"{MODELS_PATH}/") and after in _MODEL_PATHS:
-        label, task = MODEL_PATH + after, _MODEL_PATHS[after]
+    end = slash + rest
+    if model and path.startswith(f"{MODELS_PATH}/") and end in _MODEL_PATHS:
+        label, task = MODEL_PATH + end, _MODEL_PATHS[end]
         return RequestTarget(label=label, surface="api", model=model, task=task)
     return RequestTarget(label=OTHER, surface="api")

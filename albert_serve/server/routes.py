@@ -1,4 +1,4 @@
-"""The routes of the service, as a Starlette application whose routes `service.py` takes."""
+"""The routes of the service, in a Starlette application; `service.py` adopts them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
     """Return the application; `app.state.models` must be set before the first request.
 
     Args:
-        openapi: returns the OpenAPI document, which is made once.
+        openapi: function that returns the OpenAPI document; it is called once.
     """
 
     @functools.cache
@@ -55,7 +55,7 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
             ),
             Route(MODELS_PATH, _list),
             Route(MODEL_PATH, _info),
-            # BentoML's clients post to the endpoint of the method `info`.
+            # BentoML's clients call the method `info` by POST.
             Route("/info", _info, methods=["GET", "POST"]),
             Route(f"{MODEL_PATH}/info", _info),
             *(Route(f"{prefix}/health", _health) for prefix in ("", MODEL_PATH)),
@@ -78,7 +78,7 @@ async def _answer(endpoint: str, request: Request) -> Response:
 async def _list(request: Request) -> Response:
     models = _models(request)
     described = [model.description for model in models.served.values()]
-    # `data` is written with the fields of its own type alone.
+    # `data` has only the fields of its own type.
     reply = ModelsReply(data=[*described], default=models.default_name, models=described)
     return Response(reply.model_dump_json(), media_type=JSON)
 
@@ -92,16 +92,16 @@ async def _info(request: Request) -> Response:
 async def _health(request: Request) -> Response:
     _model(request)
     if not _models(request).accepting:
-        raise NotReadyError("the service is shutting down")
+        raise NotReadyError("The service is shutting down. Send the request to a replica.")
     return JSONResponse({"status": "ok"})
 
 
 async def _name_tasks(request: Request) -> Response:
-    """Refuse a request of a task at an address of none, as clients of Hugging Face's send it."""
+    """Reject a request without a task, which Hugging Face's clients send to a base URL."""
     _model(request)
     url = str(request.url.replace(query="")).rstrip("/")
     addresses = ", ".join(f"{url}/{name}" for name in (*TASKS, ZERO_SHOT))
-    raise NotFoundError(f"each task has its own address. Use one of {addresses}.")
+    raise NotFoundError(f"This is not the address of a task. Use one of {addresses}.")
 
 
 async def _docs(_request: Request) -> Response:
@@ -111,7 +111,7 @@ async def _docs(_request: Request) -> Response:
 def _models(request: Request) -> Models:
     models: Models | None = request.app.state.models
     if models is None:
-        raise NotReadyError("the service is starting")
+        raise NotReadyError("The service is starting. Try again later.")
     return models
 
 

@@ -1,4 +1,4 @@
-"""The endpoints as methods of BentoML's service: for its clients, and for calls from Python."""
+"""The endpoints as methods of BentoML's service, for its clients and for calls from Python."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from albert_serve.tasks import TASKS
 
 
 class _Described(bentoml.IODescriptor):  # type: ignore[misc]
-    """An input or a reply, as `/schema.json` has it for BentoML's clients."""
+    """The schema of an input or a reply in `/schema.json`, which BentoML's clients read."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return pydantic's own schema: BentoML's additions, for tensors, break tagged unions."""
+        """Return pydantic's schema, because BentoML's additions for tensors break tagged unions."""
         return handler(source)
 
     @classmethod
     def model_json_schema(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the schema without references and with `oneOf` for `anyOf`.
+        """Return the schema without references, and with `oneOf` instead of `anyOf`.
 
-        BentoML drops what references refer to, and of `anyOf` keeps the first: its client would
-        pass over misspelt parameters, and fail where a list may be null.
+        BentoML drops the definitions, and all of `anyOf` except its first schema. Its client would
+        ignore misspelt parameters, and fail if a list may be null.
         """
         schema: dict[str, Any] = super().model_json_schema(*args, **kwargs)
-        described: dict[str, Any] = _inlined(schema, schema.pop("$defs", {}))
-        return described
+        inlined: dict[str, Any] = _inline(schema, schema.pop("$defs", {}))
+        return inlined
 
 
 class Info(_Described, InfoReply):
@@ -45,23 +45,23 @@ class _Hosting(Protocol):
 
     @property
     def hosted(self) -> Models:
-        """The models that it hosts."""
+        """The hosted models."""
         ...
 
 
 def endpoint(task: str) -> Any:
-    """Return the method of a task, for calls from Python, which the default model answers.
+    """Return the method of a task, with which the default model answers calls from Python.
 
-    Calls come from this process, or from another service of the same deployment; HTTP requests
-    have routes of their own (`server/routes.py`). The method raises the exception that BentoML's
-    clients raise for an error's status.
+    The callers are in this process or in another service of the same deployment. HTTP requests have
+    separate routes (`server/routes.py`). For an error, the method raises the same exception as
+    BentoML's clients.
     """
 
     async def answer(self: _Hosting, inputs: Any, parameters: Any = None) -> Any:
         try:
             return await answer_call(self.hosted.default, task, inputs, parameters)
         except AlbertServeError as error:
-            raise as_bentomls(error) from error
+            raise to_bentoml_error(error) from error
 
     request = TASKS[task].request
     answer.__name__ = task.replace("-", "_")
@@ -72,20 +72,20 @@ def endpoint(task: str) -> Any:
     return bentoml.api(answer, route=f"/{task}", input_spec=fields)
 
 
-def as_bentomls(error: AlbertServeError) -> BentoMLException:
-    """Return BentoML's exception of an error's status."""
+def to_bentoml_error(error: AlbertServeError) -> BentoMLException:
+    """Return BentoML's exception for an error's status."""
     kind = BentoMLException.error_mapping.get(error.status, BentoMLException)
     return kind(str(error), error_code=error.status)
 
 
-def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+def _inline(schema: Any, definitions: dict[str, Any]) -> Any:
     if isinstance(schema, list):
-        return [_inlined(item, definitions) for item in schema]
+        return [_inline(item, definitions) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+        return _inline(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     return {
-        "oneOf" if name == "anyOf" else name: _inlined(value, definitions)
+        "oneOf" if name == "anyOf" else name: _inline(value, definitions)
         for name, value in schema.items()
     }

@@ -1,7 +1,7 @@
-"""HTTP/1.1 connections: limits on everything besides a body, and requests that offer an upgrade.
+"""HTTP/1.1 connections with limits on everything except bodies, and without upgrades.
 
-uvicorn has such limits with h11 only, which parses in Python. BentoML leaves uvicorn to choose its
-parser, so the protocol below is put in the place of uvicorn's choice (`limit_connections`).
+uvicorn has such limits only with h11, a slow parser in Python. BentoML lets uvicorn choose the
+parser, so `limit_connections` replaces uvicorn's choice by the protocol below.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ MAX_HEAD_BYTES: Final = 1 << 16
 MAX_HEADERS: Final = 256
 MAX_UNREAD_S: Final = 60.0
 MAX_UNREAD_BYTES: Final = 1 << 27
-# Bytes around chunks, for each byte of a body: at 1-byte chunks a megabyte takes seconds.
-_FRAMING_SHARE: Final = 1 / 16
-# What is read of a body that nobody waits for any more, because its request was answered.
-_MAX_UNWANTED_BYTES: Final = 1 << 20
+# The limit of bytes around chunks, per byte of a body. A megabyte in 1-byte chunks takes seconds.
+_FRAMING_FRACTION: Final = 1 / 16
+# The limit of bytes that are read and ignored of a body whose request was answered already.
+_MAX_IGNORED_BYTES: Final = 1 << 20
 _TOO_LARGE: Final = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 
 def limit_connections() -> None:
-    """Make the servers that this process starts use `LimitedHttpProtocol`."""
+    """Use `LimitedHttpProtocol` in all servers that this process starts."""
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{LimitedHttpProtocol.__name__}"
 
 
 class _LimitExceededError(Exception):
-    """Raised in a callback of the parser, which it ends."""
+    """An error in a callback of the parser, which stops it."""
 
 
 class _Parser(httptools.HttpRequestParser):
-    """A parser that reads a request with an upgrade header as one without it.
+    """A parser that ignores the upgrade header of a request.
 
-    The JDK's HttpClient offers HTTP/2 (`Upgrade: h2c`) on its first requests. A server may ignore
-    that, but httptools stops after the head, and would take the body for another protocol.
+    The JDK's HttpClient offers HTTP/2 (`Upgrade: h2c`) in its first requests. A server may ignore
+    the offer, but httptools stops after the head and regards the body as another protocol.
     """
 
     def __init__(self, protocol: LimitedHttpProtocol) -> None:
         super().__init__(protocol)
         self._protocol = protocol
-        with contextlib.suppress(AttributeError):  # httptools before 0.6.3, as in uvicorn
+        with contextlib.suppress(AttributeError):  # httptools has it since 0.6.3
             self.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def feed_data(self, data: bytes | bytearray | memoryview | array[int]) -> None:
@@ -67,19 +67,19 @@ class _Parser(httptools.HttpRequestParser):
                 if not self._protocol.ignores_upgrade():
                     raise
                 rest = rest[upgrade.args[0] :]
-            # In a fresh parser: after a head that closes the connection, the old one reads no more.
+            # This needs a new parser, because after `Connection: close` the old one stops reading.
             head = self._protocol.head_without_upgrade()
             parser = self._protocol.parser = _Parser(self._protocol)
             super(_Parser, parser).feed_data(head)
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with at most `MAX_HEAD_BYTES` and `MAX_HEADERS` of head; trailers are dropped.
+    """HTTP/1.1 with heads of at most `MAX_HEAD_BYTES` and `MAX_HEADERS`; trailers are dropped.
 
-    Past the limits the reply is 431 and the connection ends. As many bytes of a body, and some for
-    each of its kilobytes, may be anything else: sizes and extensions of chunks, trailers. Past
-    that the connection ends without a reply. So it does when a request was answered, as by 401 or
-    413, and over a megabyte of its body still comes.
+    Above these limits, the reply is 431 and the connection ends. The framing of a body (sizes and
+    extensions of chunks, trailers) may have `MAX_HEAD_BYTES` and a fraction of the body's bytes.
+    Above that, the connection ends without a reply. It also ends if a request was answered, such as
+    by 401 or 413, and more than a megabyte of its body arrives after the reply.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -88,90 +88,90 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._num_headers = 0
         self._num_head_bytes = 0
-        # Bytes received since the request began, minus the share that its body allows.
-        self._num_read_bytes = 0.0
-        self._num_unwanted_bytes = 0
-        self._is_given_up = False
+        # Bytes received since the request began, minus its body and the framing that it allows.
+        self._num_framing_bytes = 0.0
+        self._num_ignored_bytes = 0
+        self._exceeds_limit = False
         self._starts = _starts.setdefault(self.server_state, _Starts(self.loop))
         self._unread = _unread.setdefault(self.server_state, _UnreadReplies(self.loop))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Free what belongs to the connection; uvicorn leaves the timer after a reset."""
+        """Free the connection's timers, which uvicorn keeps after a reset."""
         self._unset_keepalive_if_required()
         self._unread.forget(self.transport)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Limit the time that the client has to read the reply."""
+        """Limit the time for the client to read the reply."""
         super().pause_writing()
         self._unread.watch(self.transport)
 
     def resume_writing(self) -> None:
-        """Go on, because the client has read nearly all of the reply."""
+        """Remove the limit, because the client has read nearly all of the reply."""
         super().resume_writing()
         self._unread.forget(self.transport)
 
     def on_response_complete(self) -> None:
-        """End a request; small replies, too, must be read in time."""
+        """End a request; small replies must also be read in time."""
         self._unread.watch(self.transport)
         super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, and end the connection if it is too much."""
-        self._num_read_bytes += len(data)
+        """Parse received bytes, and end the connection if they exceed a limit."""
+        self._num_framing_bytes += len(data)
         super().data_received(data)
-        # What the parser keeps, as an unfinished header, shows in no callback.
-        if self._num_read_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse()
+        # No callback shows the bytes that the parser keeps, such as an incomplete header.
+        if self._num_framing_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._reject()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that is malformed, or above the limits."""
-        if self._is_given_up:
-            self._refuse()
+        """Answer a request that is malformed or exceeds a limit."""
+        if self._exceeds_limit:
+            self._reject()
         else:
             super().send_400_response(msg)
 
     def on_message_begin(self) -> None:
-        """Begin a request's head."""
+        """Start a request's head."""
         self._is_in_head = True
-        self._num_headers = self._num_head_bytes = self._num_unwanted_bytes = 0
+        self._num_headers = self._num_head_bytes = self._num_ignored_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the request's URL."""
+        """Add a part of the request's URL."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; one that comes after the body is a trailer, which is dropped."""
+        """Add a header, or drop it if it is a trailer after the body."""
         self._num_headers += 1
         self._count(len(name) + len(value) + len(b": \r\n"))
         if self._is_in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin the request's body."""
+        """Start the request's body."""
         if self.ignores_upgrade():
-            return  # the parser comes back with the same head
+            return  # the parser will read the same head again
         self._is_in_head = False
         self._num_headers = self._num_head_bytes = 0
-        self._num_read_bytes = 0.0
+        self._num_framing_bytes = 0.0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body, or drop it if its request was answered."""
-        self._num_read_bytes -= (1 + _FRAMING_SHARE) * len(body)
+        """Add a part of the body, or drop it if its request was answered."""
+        self._num_framing_bytes -= (1 + _FRAMING_FRACTION) * len(body)
         super().on_body(body)
         if self.cycle.response_complete:
-            self._num_unwanted_bytes += len(body)
-            if self._num_unwanted_bytes > _MAX_UNWANTED_BYTES:
-                self._give_up()
+            self._num_ignored_bytes += len(body)
+            if self._num_ignored_bytes > _MAX_IGNORED_BYTES:
+                self._exceed_limit()
 
     def on_message_complete(self) -> None:
         """End the request."""
         if self.ignores_upgrade():
             return
-        self._num_read_bytes = 0.0
+        self._num_framing_bytes = 0.0
         super().on_message_complete()
 
     def ignores_upgrade(self) -> bool:
@@ -179,7 +179,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def head_without_upgrade(self) -> bytes:
-        """Return the head of the current request, which offers no upgrade any more."""
+        """Return the head of the current request without its offer of an upgrade."""
         version = self.parser.get_http_version().encode()
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
         lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
@@ -191,13 +191,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _count(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes
         if self._num_head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
-            self._give_up()
+            self._exceed_limit()
 
-    def _give_up(self) -> None:
-        self._is_given_up = True
+    def _exceed_limit(self) -> None:
+        self._exceeds_limit = True
         raise _LimitExceededError
 
-    def _refuse(self) -> None:
+    def _reject(self) -> None:
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if self._is_in_head and not is_answering:
             self.transport.write(_reply())
@@ -205,44 +205,44 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 class _Starts:
-    """The requests of an event loop that have not begun: each of its iterations begins one.
+    """The waiting requests of an event loop, which starts one in each of its iterations.
 
-    A request takes some ten iterations, and an iteration does the next step of all that have begun.
-    If all that arrives began at once, clients that ask and leave would take the event loop: each
-    would be worked at before anybody notices that it has gone. One that leaves while it waits here
-    never begins.
+    A request takes about ten iterations, and each iteration continues all started requests. If all
+    requests started on arrival, clients that disconnect immediately could exhaust the event loop:
+    it would work on their requests before it detects the end of the connections. A request whose
+    client disconnects while it waits here never starts.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: deque[tuple[RequestResponseCycle, Callable[[], None]]] = deque()
-        self._has_begun_one = False
+        self._has_started_one = False
 
-    def add(self, cycle: RequestResponseCycle, begin: Callable[[], None]) -> None:
-        """Begin a request when those before it have begun: at once, if none has just now."""
-        self._waiting.append((cycle, begin))
-        if not self._has_begun_one:
-            self._begin_next()
+    def add(self, cycle: RequestResponseCycle, start: Callable[[], None]) -> None:
+        """Start a request after the waiting requests, or now if this iteration started none."""
+        self._waiting.append((cycle, start))
+        if not self._has_started_one:
+            self._start_next()
 
-    def _begin_next(self) -> None:
-        self._has_begun_one = False
-        while self._waiting and not self._has_begun_one:
-            cycle, begin = self._waiting.popleft()
+    def _start_next(self) -> None:
+        self._has_started_one = False
+        while self._waiting and not self._has_started_one:
+            cycle, start = self._waiting.popleft()
             if not cycle.disconnected:
-                begin()
-                self._has_begun_one = True
-        if self._has_begun_one:
-            self._loop.call_soon(self._begin_next)
+                start()
+                self._has_started_one = True
+        if self._has_started_one:
+            self._loop.call_soon(self._start_next)
 
 
 class _UnreadReplies:
-    """The connections of a server whose clients have not read all of a reply yet.
+    """The connections of a server whose clients have not read a complete reply yet.
 
     uvicorn writes a reply into the connection's buffer, which has no limit, and closes a
     connection only when its buffer is empty.
 
     A client has `MAX_UNREAD_S` to read a reply. If all unread replies together exceed
-    `MAX_UNREAD_BYTES`, the oldest connections are ended; a single reply may be larger.
+    `MAX_UNREAD_BYTES`, the oldest connections end. A single reply may be larger.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -250,7 +250,7 @@ class _UnreadReplies:
         self._timers: dict[asyncio.Transport, asyncio.TimerHandle] = {}  # the oldest is first
 
     def watch(self, transport: asyncio.Transport) -> None:
-        """End a connection if it still has an unread reply when the time is over."""
+        """End a connection if it still has an unread reply after `MAX_UNREAD_S`."""
         if transport in self._timers or not transport.get_write_buffer_size():
             return
         self._timers[transport] = self._loop.call_later(MAX_UNREAD_S, self._end, transport)
@@ -263,7 +263,7 @@ class _UnreadReplies:
             self._end(oldest)
 
     def forget(self, transport: asyncio.Transport) -> None:
-        """Stop watching a connection, because its client reads, or because it has ended."""
+        """Stop watching a connection, because its client reads or it has ended."""
         timer = self._timers.pop(transport, None)
         if timer is not None:
             timer.cancel()
@@ -274,7 +274,7 @@ class _UnreadReplies:
             transport.abort()
 
 
-# One for each server of this process; tests run several.
+# A process may run several servers, as tests do.
 _starts: WeakKeyDictionary[ServerState, _Starts] = WeakKeyDictionary()
 _unread: WeakKeyDictionary[ServerState, _UnreadReplies] = WeakKeyDictionary()
 
@@ -284,8 +284,8 @@ def _reply() -> bytes:
     body = json.dumps(
         {
             "error": (
-                f"the request line and headers are over {MAX_HEAD_BYTES} bytes, or there are over "
-                f"{MAX_HEADERS} headers"
+                f"The request line and headers have more than {MAX_HEAD_BYTES} bytes, or there are "
+                f"more than {MAX_HEADERS} headers. Send fewer or shorter headers."
             ),
             "error_type": "headers_too_large",
             "request_id": request_id,

@@ -1,4 +1,4 @@
-"""The order of all middleware; parts of BentoML's own are replaced or left out."""
+"""The order of all middleware, with some of BentoML's replaced or omitted."""
 
 from __future__ import annotations
 
@@ -30,40 +30,41 @@ def order_middleware(
     *,
     is_main: bool,
 ) -> list[Middleware]:
-    """Return the middleware of a process, the outermost first.
+    """Return the middleware of a process, outermost first.
 
-    Call this before the first request, and after BentoML has read its configuration.
+    Call this after BentoML has read its configuration and before the first request.
 
     Args:
-        is_main: whether our routes answer, instead of BentoML's endpoints.
+        bentomls: middleware that BentoML uses.
+        find: function that returns the limits and the task of a target; None if it has none.
+        is_main: whether our routes answer instead of BentoML's endpoints.
     """
     parts: list[Middleware] = []
     if settings.cors_origins:
-        # Outside of admission, so that pages can read its refusals.
+        # This is outside admission, so that pages can read its rejections.
         parts.append(Middleware(CORSMiddleware, **cors_options(settings)))
-    # Before all that costs time, because rejections must be cheap.
+    # This precedes everything that takes time, because rejections must be cheap.
     parts.append(Middleware(AdmissionControl, find=find))
-    # BentoML's metrics and, where they are exported, traces: of all that was admitted.
-    parts += _adapted(bentomls, is_main=is_main)
+    # BentoML measures and, if there is an exporter, traces all admitted requests.
+    parts += _adapt(bentomls, is_main=is_main)
     if is_main:
-        # An id, a log line and our error replies for all that is inside.
+        # The parts inside get a request id, a log line and our error replies.
         parts.append(Middleware(ErrorReplies))
         if settings.allowed_hosts and "*" not in settings.allowed_hosts:
-            # Before the keys, so that a page with a forged name learns nothing of them.
+            # This precedes the keys, so that a page with a forged name learns nothing about them.
             parts.append(Middleware(AllowedHosts, hosts=settings.allowed_hosts))
     if settings.has_keys:
-        # The last before the routes, which read no body without a key.
+        # This precedes the routes, so that no body is read without a key.
         hashes = read_keys(settings.api_keys, settings.api_keys_file)
         parts.append(Middleware(ApiKeyMiddleware, hashes=hashes, surfaces=settings.guard))
     return parts
 
 
-def _adapted(bentomls: Sequence[Middleware], *, is_main: bool) -> list[Middleware]:
-    """Return BentoML's middleware without what our routes do not use; its metrics of known paths.
+def _adapt(bentomls: Sequence[Middleware], *, is_main: bool) -> list[Middleware]:
+    """Return BentoML's middleware without unused parts, and with metrics of known paths only.
 
-    The timeout keeps a timer and a task for a minute after each reply, and our requests have a
-    deadline. Spans are made for every request, even without an exporter. The context is read only
-    by BentoML's own endpoints.
+    Our requests have a deadline, but BentoML's timeout keeps a timer and a task for a minute after
+    each reply. Its spans take time even without an exporter. Only its endpoints read the context.
     """
     unused: set[Any] = {TimeoutMiddleware}
     if BentoMLContainer.config.tracing.exporter_type.get() is None:
@@ -71,23 +72,23 @@ def _adapted(bentomls: Sequence[Middleware], *, is_main: bool) -> list[Middlewar
     if is_main:
         unused.add(ContextMiddleware)
     metrics: Any = RunnerTrafficMetricsMiddleware
-    ours: Any = _MetricsOfKnownPaths
+    replacement: Any = _MetricsOfKnownPaths
     return [
-        Middleware(ours, **part.kwargs) if part.cls is metrics else part
+        Middleware(replacement, **part.kwargs) if part.cls is metrics else part
         for part in bentomls
         if part.cls not in unused
     ]
 
 
 class _MetricsOfKnownPaths:
-    """BentoML's HTTP metrics, which would have a label for any path that a caller invents."""
+    """BentoML's HTTP metrics without a label for every path that a caller invents."""
 
     def __init__(self, app: ASGIApp, **options: Any) -> None:
         self._metrics = RunnerTrafficMetricsMiddleware(self._pass_on, **options)
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count a request by the label of its path."""
+        """Count a request with the label of its path."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

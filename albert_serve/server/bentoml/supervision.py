@@ -1,7 +1,7 @@
-"""The supervisor process, which starts and watches the workers; BentoML has no settings for it.
+"""The supervisor process, which starts and watches the workers. BentoML has no settings for it.
 
-The supervisor is circus' arbiter: its class `Watcher` is patched in that process before it makes
-watchers. The versions are pinned, and the tests of workers hold the patch.
+The supervisor is circus' arbiter. Its class `Watcher` is patched in that process before it creates
+watchers. The versions are pinned, and tests of workers cover the patch.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _logger = logging.getLogger(__name__)
 
 
 def supervise() -> None:
-    """Replace dead workers in containers too, and give this service metrics of its own.
+    """Replace dead workers, in containers too, and give this service its own metrics.
 
-    By default BentoML never restarts workers in a container, keeps the gauges of dead ones, and has
-    one folder of metrics for all services of a user.
+    By default, BentoML does not restart workers in a container, keeps the gauges of dead workers,
+    and has one folder of metrics for all services of a user.
     """
     metrics = Path(tempfile.mkdtemp(prefix="albert-serve-metrics-"))
     atexit.register(shutil.rmtree, metrics, ignore_errors=True)
@@ -42,21 +42,21 @@ def supervise() -> None:
 
 
 def end_worker(error: Exception) -> None:
-    """End this process with one line if it is a worker; BentoML would log tracebacks."""
+    """End this process with one log line if it is a worker. BentoML would log tracebacks."""
     if supervisor_pid() is not None:
-        _logger.error("this worker cannot start: %s", error)
+        _logger.error("This worker cannot start. %s", error)
         log_output().finish()
         os._exit(1)
 
 
 def _watch(watcher: Watcher, init: Any, metrics: Path, *args: Any, **options: Any) -> None:
-    """Make a watcher that replaces its workers; ours know their supervisor.
+    """Initialise a watcher that replaces its workers; this service's know their supervisor.
 
-    Workers of another service, which composes ours, share BentoML's metrics with it.
+    If another service composes this one, its workers share BentoML's metrics.
     """
 
     def remove_gauges(*, process_pid: int, **_: Any) -> bool:
-        """Remove the gauges of a dead worker, which would be counted for ever."""
+        """Remove the gauges of a dead worker, which would always remain in the sum."""
         mark_process_dead(process_pid, str(metrics))  # type: ignore[no-untyped-call]
         return True
 

@@ -40,6 +40,8 @@ async def test_a_full_queue_refuses_with_a_time() -> None:
             await batcher.run([make_input([3] * 11)], 10.0)
         assert caught.value.retry_after_s == 1
         calls.append(await started(batcher, [3] * 10))
+        with pytest.raises(QueueFullError, match=" 0 more tokens"):
+            await batcher.run([make_input([3])], 10.0)
         assert batcher.num_queued_tokens == 100
 
 

@@ -197,7 +197,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -
 def test_what_cannot_be_opened_is_an_error(bundle_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleMissingError, match=r"nowhere does not exist"):
         AlbertClient.local(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="num_threads is 0; it must be 1 or more"):
+    with pytest.raises(ConfigError, match="num_threads is 0"):
         AsyncAlbertClient.local(bundle_dir, num_threads=0)
     with pytest.raises(ConfigError, match="cannot be pickled or copied"):
         copy.copy(AlbertClient("http://a"))

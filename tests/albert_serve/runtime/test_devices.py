@@ -74,7 +74,7 @@ def test_a_device_that_is_full_fails_what_needs_more(bundle_dir: Path) -> None:
     length = engine.config.max_positions
     long = [EncoderInput(ids=[5] * length, types=[0] * length, task="fill-mask", rows=[0])]
     most = torch.empty(torch.cuda.mem_get_info()[0] - (8 << 20), dtype=torch.uint8, device="cuda")
-    with pytest.raises(EngineError, match="the runtime failed on ids"):
+    with pytest.raises(EngineError, match="runtime failed on ids"):
         engine.run_batch(long * (1_000_000 // length))
     assert np.array_equal(engine.run_batch(short)[0], before)
     del most
@@ -129,12 +129,12 @@ def test_workers_take_the_devices_in_turn_and_a_new_one_that_of_the_dead(
     driver: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = cuda.own_device.__wrapped__
-    monkeypatch.setattr(cuda, "_PLACES", [])
+    monkeypatch.setattr(cuda, "_LOCKS", [])
     driver(2)
     assert [device() for _ in range(2)] == [0, 0]  # outside of a service
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     assert [device() for _ in range(3)] == [0, 1, 0]
-    cuda._PLACES[1].release()
+    cuda._LOCKS[1].release()
     assert device() == 1
     driver(1)
     assert device() == 0

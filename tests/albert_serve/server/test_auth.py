@@ -144,8 +144,8 @@ def test_pickles_are_taken_nowhere(client: httpx.Client) -> None:
     [
         (None, "cannot be read"),
         (b"# nothing\n\n", "contains no key"),
-        (b"# a\nshort-secret-15\n", "key 1 has 15 characters.* 16"),
-        (b"a-good-key-0123456789\nwith some spaces in it\n", "key 2 contains invalid char"),
+        (b"# a\nshort-secret-15\n", "Key 1 has 15 characters.* 16"),
+        (b"a-good-key-0123456789\nwith some spaces in it\n", "Key 2 contains invalid char"),
         (b"\xff\xfe\x00", "cannot be read"),
         (b"#" * ((1 << 20) + 1), "more than 1048576 bytes"),
     ],
@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_is_told_without_its_keys(
 def test_keys_come_from_both_sources_and_one_is_needed(tmp_path: Path) -> None:
     (tmp_path / "keys").write_bytes(b"#" * ((1 << 20) - 18) + b"\n" + b"k" * 16 + b"\n")
     assert len(read_keys([KEY], tmp_path / "keys")) == 2
-    for keys, message in (([], "no API key"), ([KEY, "a key"], "ALBERT_SERVE_API_KEYS: key 2 ")):
+    for keys, message in (([], "no API key"), ([KEY, "a key"], "ALBERT_SERVE_API_KEYS: Key 2 ")):
         with pytest.raises(ConfigError, match=message):
             read_keys(keys, None)
     os.mkfifo(tmp_path / "pipe")
@@ -205,7 +205,7 @@ def test_a_valid_key_passes_with_the_scheme_in_any_case(header: str) -> None:
 def test_a_wrong_key_is_refused_and_not_repeated(header: str) -> None:
     reply = with_header(header)
     message = assert_envelope(reply, 401, "unauthorized")
-    assert message.startswith("the API key is not valid")
+    assert message.startswith("The API key is not valid.")
     challenge = 'Bearer realm="albert_serve", error="invalid_token"'
     assert reply.headers["WWW-Authenticate"] == challenge
     assert KEY not in reply.text
@@ -222,7 +222,7 @@ def test_only_what_the_guard_names_needs_a_key() -> None:
     for path in ("/info", "/docs", "/", "/fill-mask"):
         assert get(app, path).status_code == 200
     reply = get(app, "/metrics")
-    assert assert_envelope(reply, 401, "unauthorized").startswith("an API key is required")
+    assert assert_envelope(reply, 401, "unauthorized").startswith("An API key is required.")
     assert reply.headers["WWW-Authenticate"] == 'Bearer realm="albert_serve"'
 
 

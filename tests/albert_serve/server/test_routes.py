@@ -171,7 +171,7 @@ async def test_requests_over_the_concurrency_are_429_unread_though_they_arrive_t
             message = assert_envelope(refused, 429, "overloaded")
             assert message.startswith("2 requests are in progress; the limit is 2.")
         assert len(done) == 4
-        assert caplog.messages == ["1 requests rejected, the last to model tiny"]
+        assert caplog.messages == ["1 requests were rejected, the last to tiny."]
         for path, status in (("/health", 200), ("/fill-mask", 405), ("/v1/models", 200)):
             assert (await service.http.get(path)).status_code == status
         other = await service.http.post("/v1/models/none/fill-mask", json=REQUEST)
@@ -362,7 +362,7 @@ def test_a_fault_is_an_error_reply_unless_another_has_begun(
 
     reply, lines = log_of(fail, "/info", caplog, monkeypatch)
     sent = 200 if messages else 500
-    assert lines == ["request 7 failed", f"GET /info {sent} 123.5 ms (request 7)"]
+    assert lines == ["Request 7 failed.", f"GET /info {sent} 123.5 ms (request 7)"]
     assert (reply and reply.status_code) == status
     if reply is not None and status == 500:
         assert_envelope(reply, 500, "internal")

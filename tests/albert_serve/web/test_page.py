@@ -222,7 +222,7 @@ def test_a_model_is_chosen_and_a_key_is_sent_but_not_stored(
         field = page.get_by_label("API key")
         field.fill("wrong")
         page.keyboard.press("Enter")
-        expect(page.locator(".key-why")).to_contain_text("the API key is not valid")
+        expect(page.locator(".key-why")).to_contain_text("API key is not valid")
         field.fill(KEY)
         page.keyboard.press("Enter")
         expect(page.locator("#panel-fill-mask .bar").first).to_be_visible()

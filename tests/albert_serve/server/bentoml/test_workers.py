@@ -109,7 +109,7 @@ def test_without_room_for_metrics_the_service_has_none(bundle_dir: Path, tmp_pat
     with running_service(environment, tmp_path) as service:
         ask(service.url)
         assert httpx.get(f"{service.url}/metrics").status_code == 404
-        assert service.log.count("this worker serves without metrics: ") == 1
+        assert service.log.count("This worker serves without metrics.") == 1
         assert "File too large" in service.log
 
 
