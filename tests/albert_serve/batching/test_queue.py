@@ -73,6 +73,19 @@ async def test_cancelled_and_expired_work_is_never_computed(how: str) -> None:
 
 
 @on_event_loop
+async def test_a_request_that_expires_in_the_queue_ends_when_its_turn_comes() -> None:
+    engine, clock = FakeEngine(), FakeClock()
+    batcher = make_batcher(engine, clock=clock)
+    async with busy(engine, batcher):
+        late = await started(batcher, [2], deadline_s=1000.0)
+        clock.now_s += 1000.0
+        engine.open.set()
+        with pytest.raises(DeadlineExceededError):
+            await asyncio.wait_for(late, 10.0)
+    assert engine.batches == [[[1]]]
+
+
+@on_event_loop
 async def test_what_is_late_when_its_batch_has_failed_is_not_computed_again() -> None:
     clock = FakeClock()
 
