@@ -182,7 +182,7 @@ class _Queue(Generic[_RequestT]):
         # dictionary needs longer to find its first key after many were removed.
         self._short: OrderedDict[_RequestT, None] = OrderedDict()
         self._large: OrderedDict[_RequestT, None] = OrderedDict()
-        self._short_credit_tokens = 0  # compute of large requests minus that of short requests
+        self._short_credit_tokens = 0  # compute of large minus short requests
         self._by_length: dict[int, OrderedDict[_RequestT, None]] = {}
         self._lengths: list[int] = []  # the keys of _by_length, ascending
 

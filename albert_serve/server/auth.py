@@ -44,7 +44,7 @@ def read_keys(keys: Sequence[str], file: Path | None) -> list[bytes]:
     if file is not None:
         hashes += _read_file(file)
     if not hashes:
-        raise ConfigError("There is no API key. Set ALBERT_SERVE_API_KEYS.")
+        raise ConfigError("An API key is missing. Set ALBERT_SERVE_API_KEYS.")
     return hashes
 
 

@@ -141,7 +141,7 @@ def check_media_type(headers: Headers) -> None:
     """Reject a body that is not declared as JSON."""
     media = headers.get("content-type", "").split(";")[0].strip().lower()
     if media != JSON:
-        problem = f"The content type is {media}" if media else "There is no Content-Type"
+        problem = f"The content type is {media}" if media else "The Content-Type is missing"
         raise UnsupportedMediaError(f"{problem}. Send application/json.")
     coding = headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":

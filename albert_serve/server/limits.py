@@ -229,7 +229,7 @@ class AdmissionControl:
     together could exceed the limit.
 
     Args:
-        find: function that returns the limits and the task of a target; None if it has none.
+        find: function that returns the limits and the task of a target, or None.
     """
 
     def __init__(

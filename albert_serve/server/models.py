@@ -103,7 +103,7 @@ class Models:
 
     @classmethod
     def load(cls, settings: Settings, metrics: Metrics) -> Models:
-        """Open and warm up the models of the settings, and log those that fail."""
+        """Open and warm up the models of the settings, and log failures."""
         models = cls(settings, metrics)
         catalogue = read_catalogue(settings)
         models.served = {model.name: model for model in models._open_all(catalogue)}
@@ -196,7 +196,7 @@ class Models:
 
 
 def check_models(settings: Settings) -> str:
-    """Open and run the configured bundles as workers do, and log those that fail.
+    """Open and run the configured bundles as workers do, and log failures.
 
     Returns:
         The name of the default model.

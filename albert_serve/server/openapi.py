@@ -79,7 +79,7 @@ _CONTEXT: Final = (
     "The bridge over the river was built in 1932. It was designed by an engineer from Vienna, and "
     "was closed to cars in 1988."
 )
-# These are example bodies of requests by endpoint.
+# Each endpoint has an example of a request's body.
 EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "fill-mask": {"inputs": "He was born in the United [MASK].", "parameters": {"top_k": 3}},
     "text-classification": {
@@ -110,7 +110,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
         "parameters": {"candidate_labels": ["card", "loan", "exchange rate"]},
     },
 }
-# These are the types of requests and replies by endpoint.
+# Each endpoint has a type of requests and a type of replies.
 _SCHEMAS: Final[dict[str, tuple[type[BaseModel], Any]]] = {
     **{name: (task.request, task.reply) for name, task in TASKS.items()},
     EMBEDDINGS: (EmbeddingsRequest, EmbeddingsReply),

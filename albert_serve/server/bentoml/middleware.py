@@ -36,7 +36,7 @@ def order_middleware(
 
     Args:
         bentomls: middleware that BentoML uses.
-        find: function that returns the limits and the task of a target; None if it has none.
+        find: function that returns the limits and the task of a target, or None.
         is_main: whether our routes answer instead of BentoML's endpoints.
     """
     parts: list[Middleware] = []

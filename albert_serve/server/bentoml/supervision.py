@@ -50,7 +50,7 @@ def end_worker(error: Exception) -> None:
 
 
 def _watch(watcher: Watcher, init: Any, metrics: Path, *args: Any, **options: Any) -> None:
-    """Initialise a watcher that replaces its workers; this service's know their supervisor.
+    """Initialise a watcher that replaces its workers, and set variables for this service's workers.
 
     If another service composes this one, its workers share BentoML's metrics.
     """

@@ -166,7 +166,10 @@ def test_a_file_that_cannot_be_is_told_without_its_keys(
 def test_keys_come_from_both_sources_and_one_is_needed(tmp_path: Path) -> None:
     (tmp_path / "keys").write_bytes(b"#" * ((1 << 20) - 18) + b"\n" + b"k" * 16 + b"\n")
     assert len(read_keys([KEY], tmp_path / "keys")) == 2
-    for keys, message in (([], "no API key"), ([KEY, "a key"], "ALBERT_SERVE_API_KEYS: Key 2 ")):
+    for keys, message in (
+        ([], "API key is missing"),
+        ([KEY, "a key"], "ALBERT_SERVE_API_KEYS: Key 2 "),
+    ):
         with pytest.raises(ConfigError, match=message):
             read_keys(keys, None)
     os.mkfifo(tmp_path / "pipe")
