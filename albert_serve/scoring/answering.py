@@ -101,7 +101,8 @@ def _answer(scorer: Scorer, reader: RowReader, batch: RowBatch) -> ScoredPart:
 
 def _check_errors(total: Counts, limit: int | None) -> None:
     if limit is not None and total.num_errors > limit:
-        allowed = f", but {limit} are allowed" if limit else ""
+        allowed = f", but only {limit} may fail" if limit else ""
         raise TooManyErrorsError(
-            f"{total.num_errors} rows failed{allowed}. The first error: {total.first_error}"
+            f"{total.num_errors} of {total.num_rows} rows failed{allowed}. "
+            f"The first error: {total.first_error}"
         )

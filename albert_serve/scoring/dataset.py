@@ -77,7 +77,7 @@ def table_layout(task: str, schema: Any, options: ScoreOptions) -> Layout:
         schema: pyarrow schema of the table.
     """
     reader = RowReader(task, options, in_table=True)
-    reader.check("the table", schema.names)
+    reader.check("The table", schema.names)
     keep = schema.names if options.keep is None else options.keep
     kept_types = {name: schema.field(name).type for name in keep}
     return Layout(type=TableType(format="parquet"), reader=reader, kept_types=kept_types)

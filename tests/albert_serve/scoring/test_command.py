@@ -56,7 +56,7 @@ def test_the_summary_has_the_counts(command: Command, tmp_path: Path) -> None:
     assert command("--summary", str(file), "--errors", "fail") == 3
     failed = json.loads(file.read_text())
     assert failed["status"] == "failed"
-    assert failed["error"].startswith("1 rows failed. The first error: ")
+    assert failed["error"].startswith("1 of 3 rows failed. The first error: ")
 
 
 def test_a_summary_that_cannot_be_is_refused(
@@ -76,7 +76,7 @@ def test_a_summary_that_cannot_be_is_refused(
     file = tmp_path / "summary.json"
     file.with_name("summary.json.partial").symlink_to("/dev/full")
     assert command("--summary", str(file), "--errors", "fail") == 3
-    assert "1 rows failed. The first error: " in error_of(capsys)
+    assert "1 of 3 rows failed. The first error: " in error_of(capsys)
     assert command("--summary", str(file)) == 7
     assert error_of(capsys) == f"error: {file} cannot be written: No space left on device."
     assert (tmp_path / "out.jsonl").exists()

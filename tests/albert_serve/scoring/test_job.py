@@ -289,11 +289,11 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_errors_end_the_job_where_they_may_not_be(tmp_path: Path) -> None:
     rows = [{"text": text} for text in ("a", "", "b", "broken", "")]
     source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    with pytest.raises(TooManyErrorsError, match=r"1 rows failed\. The first error: the text is"):
+    with pytest.raises(TooManyErrorsError, match=r"1 of 2 rows failed\. The first error: the"):
         score(source, output, errors="fail", part_rows=2)
-    with pytest.raises(TooManyErrorsError, match="2 rows failed, but 1 are allowed"):
+    with pytest.raises(TooManyErrorsError, match="2 of 4 rows failed, but only 1 may fail"):
         score(source, output, max_errors=1, part_rows=2)
-    with pytest.raises(TooManyErrorsError, match=r"1 rows failed\. The first error: the text is"):
+    with pytest.raises(TooManyErrorsError, match=r"1 of 2 rows failed\. The first error: the"):
         score(source, output, max_errors=0, part_rows=2)
     assert not output.exists()
     summary = score(source, output, max_errors=3, part_rows=2)

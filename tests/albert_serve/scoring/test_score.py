@@ -310,7 +310,7 @@ def test_errors_of_a_worker_are_raised(
         AlbertScorer(tmp_path / "nowhere", "fill-mask", columns=columns)(table)
     with pytest.raises(NotFoundError, match=r"^on \S+: .* has no token-classification"):
         AlbertScorer(bundle_dir, "token-classification", columns=columns)(table)
-    with pytest.raises(TooManyErrorsError, match=r"9 rows failed\. The first error: "):
+    with pytest.raises(TooManyErrorsError, match=r"9 of 9 rows failed\. The first error: "):
         AlbertScorer(bundle_dir, "fill-mask", columns=columns, errors="fail")(table)
 
 
@@ -359,5 +359,5 @@ def test_what_is_no_table_is_refused() -> None:
     binary = pyarrow.table({"text": pyarrow.chunked_array([[b"a", b"b"], [b"\xff"]])})
     with pytest.raises(InvalidInputError, match=r"^row 3 or a later row: The binary column"):
         score_dataset(binary, HashScorer()).read_all()
-    with pytest.raises(InvalidInputError, match="the table has no column 'text'"):
+    with pytest.raises(InvalidInputError, match="The table has no column 'text'"):
         score_dataset(pyarrow.table({"review": ["a"]}), HashScorer())
