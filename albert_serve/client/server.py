@@ -154,7 +154,9 @@ def open_transport(
         from albert_serve.local import LocalTransport
         from albert_serve.settings import RuntimeOptions
     except ModuleNotFoundError as error:
-        raise ConfigError(f"A local model needs {error.name}: {how_to_install('serve')}") from error
+        raise ConfigError(
+            f"A local model needs {error.name}. Run {how_to_install('serve')}."
+        ) from error
     return LocalTransport(bundle, RuntimeOptions(device=device, num_threads=num_threads))
 
 

@@ -196,8 +196,8 @@ def _rows_of(source: InputFile, prefix: str) -> Iterator[Row]:
     for number, row in enumerate(rows):
         if number == 0 and source.is_guess and isinstance(row.error, MalformedRequestError):
             raise InvalidInputError(
-                f"{source.path} does not begin with a JSON object: {row.error}. Name its format, "
-                "as in --input-format csv."
+                f"{source.path} does not begin with a JSON object: {row.error} "
+                "Name its format, for example with --input-format csv."
             )
         yield row._replace(values={**row.values, **folder_values}) if folder_values else row
 

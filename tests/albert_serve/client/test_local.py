@@ -190,7 +190,7 @@ def test_several_are_open_at_once_and_each_is_freed(bundle_dir: Path) -> None:
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "albert_serve.local", None)
-    with pytest.raises(ConfigError, match=r"needs albert_serve.local: pip .*\[serve\]"):
+    with pytest.raises(ConfigError, match=r"needs albert_serve.local\. Run pip .*\[serve\]"):
         AlbertClient.local("anything")
 
 
