@@ -30,15 +30,15 @@ examples:
 
 CHECKPOINT is a folder, or a model of the Hugging Face Hub: a checkpoint of albert-serve or
 transformers, or an archive of Google (albert_config.json, model.ckpt-best.*, 30k-clean.model). The
-manifest gets its evaluation.json and training.json. BUNDLE_DIR appears only when it is complete.
+manifest contains its evaluation.json and training.json. BUNDLE_DIR appears when it is complete.
 
-With held-out data of a task, export measures the task's metric in torch and from the bundle. Both
-go into the manifest. Without data, export prints the difference of the probabilities.
+With held-out data of a task, export measures the task's metric in torch and from the bundle, and
+writes both into the manifest. Without data, it prints the difference of the probabilities.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit status."""
+    """Run the command; return its exit status."""
     parser = make_parser(
         "albert-serve export",
         "Export an ALBERT checkpoint as a bundle, which albert-serve opens.",

@@ -32,12 +32,12 @@ from albert_serve.bundle.weights import read_header
 from albert_serve.files import replace_folder
 from albert_serve.progress import progress
 from export.config import ExportConfig, ExportError
-from export.graph import CUDA_FORM, Form
+from export.graph import CUDA_VERSION, GraphVersion
 from export.models import build_encoder, build_head
 from export.precision import largest_inputs, write_weights
 from export.source import HUGGING_FACE_FILES, Source
 from export.verify import (
-    MAX_CUDA_SHARE,
+    MAX_CUDA_DIFFERENCES,
     check_parity,
     measure_cuda_parity,
     special_ids,
@@ -53,59 +53,59 @@ _CONFIG_FILE: Final = "config.json"
 def write_files(
     source: Source, folder: Path, model: AlbertForTasks, config: ExportConfig
 ) -> list[str]:
-    """Write the tokenizer, weights and graphs; return the weights that no head reads."""
+    """Write the tokenizer, weights and graphs; return the names of weights that no head reads."""
     _write_tokenizer(source, folder)
     weights = folder / WEIGHTS_FILE
     if config.precision == "fp32":
         _copy_hugging_face_files(source, folder)
         _link_or_copy(source.weights_file, weights)
     else:
-        largest = largest_inputs(model, special_ids(folder), source.stored)
+        largest = largest_inputs(model, special_ids(folder), source.tensors)
         write_weights(source, weights, config.precision, config.keep_fp32, largest)
-    _write_graphs(source, folder, _cuda_form(config))
-    return sorted(source.stored.keys() - source.needed_names)
+    _write_graphs(source, folder, _cuda_version(config))
+    return sorted(source.tensors.keys() - source.needed_names)
 
 
-def _cuda_form(config: ExportConfig) -> Form:
-    return replace(CUDA_FORM, compute=config.cuda_precision)
+def _cuda_version(config: ExportConfig) -> GraphVersion:
+    return replace(CUDA_VERSION, compute=config.cuda_precision)
 
 
 def measure_parity(
     source: Source, folder: Path, model: AlbertForTasks, config: ExportConfig
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the differences of the graphs from torch, on the CPU and emulated on CUDA."""
+    """Return the differences from torch of the graphs for the CPU and, emulated, for CUDA."""
     parity = measure_cpu_parity(folder, source.heads, model)
     if config.precision == "fp32":
-        advice = "If the weights are sound, --max-difference raises the limit"
+        advice = "If the weights are correct, raise the limit with --max-difference."
         check_parity(parity, config.max_difference, advice=advice)
     cuda_parity = _measure_cuda_parity(source, folder, model, config)
-    compute, max_share = config.cuda_precision, config.max_cuda_difference
+    compute, limit = config.cuda_precision, config.max_cuda_difference
     check_parity(
         cuda_parity,
-        MAX_CUDA_SHARE[compute] if max_share is None else max_share,
-        graphs=f"in {compute}, as shares of the largest value, the graphs for CUDA",
-        advice=f"nan: a value is too large for {compute}; --cuda-precision bf16 or fp32 has the "
-        "range; --max-cuda-difference raises the limit",
+        MAX_CUDA_DIFFERENCES[compute] if limit is None else limit,
+        graphs=f"The graphs for CUDA in {compute}",
+        advice=f"If a difference is nan, a value is too large for {compute}: use --cuda-precision "
+        "bf16 or fp32. Otherwise, raise the limit with --max-cuda-difference.",
     )
     return parity, cuda_parity
 
 
 def check_target(checkpoint: Path, target: Path, overwrite: bool) -> None:
-    """Refuse to replace a folder that is not a bundle, before any work is done."""
+    """Check that the target does not exist, or is a bundle that may be replaced."""
     folder = checkpoint.resolve()
     if checkpoint.exists() and target in (folder, *folder.parents):
-        raise ExportError(f"{target} holds the checkpoint itself; choose another folder")
+        raise ExportError(f"{target} contains the checkpoint itself. Choose another folder.")
     if not target.exists():
         return
     if not target.is_dir() or (any(target.iterdir()) and not (target / MANIFEST_FILE).is_file()):
-        raise ExportError(f"{target} exists but is not a bundle. Choose another folder")
+        raise ExportError(f"{target} exists but is not a bundle. Choose another folder.")
     if not overwrite:
-        raise ExportError(f"{target} already exists. Use --overwrite to replace it")
+        raise ExportError(f"{target} already exists. Use --overwrite to replace it.")
 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Create a folder that replaces the target at the end of the block."""
+    """Create a folder that replaces the target at the end of the `with` block."""
     try:
         with replace_folder(target) as folder:
             yield folder
@@ -113,17 +113,17 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise ExportError(f"{target} cannot be written: {error}") from error
 
 
-def _write_graphs(source: Source, folder: Path, cuda_form: Form) -> None:
-    stored = read_header(folder / WEIGHTS_FILE)
+def _write_graphs(source: Source, folder: Path, cuda_version: GraphVersion) -> None:
+    tensors = read_header(folder / WEIGHTS_FILE)
     graphs = {
-        ENCODER_FILE: build_encoder(source.config, stored),
-        CUDA_ENCODER_FILE: build_encoder(source.config, stored, cuda_form),
+        ENCODER_FILE: build_encoder(source.config, tensors),
+        CUDA_ENCODER_FILE: build_encoder(source.config, tensors, cuda_version),
     }
     for head, entry in source.heads.items():
         size = entry.num_outputs
-        graphs[entry.graph] = cpu_head = build_head(source.config, head, size, stored)
-        cuda_head = build_head(source.config, head, size, stored, cuda_form)
-        if cuda_head != cpu_head:  # the bundle is in int8
+        graphs[entry.graph] = cpu_head = build_head(source.config, head, size, tensors)
+        cuda_head = build_head(source.config, head, size, tensors, cuda_version)
+        if cuda_head != cpu_head:  # they differ in int8
             graphs[str(Path(entry.graph).with_suffix(CUDA_SUFFIX))] = cuda_head
     for name, model in graphs.items():
         onnx.save(model, folder / name)
@@ -132,15 +132,15 @@ def _write_graphs(source: Source, folder: Path, cuda_form: Form) -> None:
 def _measure_cuda_parity(
     source: Source, folder: Path, model: AlbertForTasks, config: ExportConfig
 ) -> dict[str, float]:
-    """Compare the graphs for CUDA with torch, which has the bundle's own values of the weights."""
-    form = _cuda_form(config)
+    """Compare the graphs for CUDA with a model in torch that has the bundle's rounded weights."""
+    cuda_version = _cuda_version(config)
     if config.precision == "fp32":
-        return measure_cuda_parity(folder, source.heads, model, form)
+        return measure_cuda_parity(folder, source.heads, model, cuda_version)
     with tempfile.TemporaryDirectory() as restored:
         shutil.copyfile(source.folder / _CONFIG_FILE, Path(restored) / _CONFIG_FILE)
         restore_weights(folder / WEIGHTS_FILE, Path(restored) / WEIGHTS_FILE)
-        rounded = load_checkpoint(Path(restored), source.num_outputs)
-        return measure_cuda_parity(folder, source.heads, rounded, form)
+        rounded_model = load_checkpoint(Path(restored), source.num_outputs)
+        return measure_cuda_parity(folder, source.heads, rounded_model, cuda_version)
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
@@ -150,7 +150,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 
 
 def _write_tokenizer(source: Source, folder: Path) -> None:
-    """Write the tokenizer as compact JSON, since white space is half of some files."""
+    """Write the tokenizer as compact JSON, because white space is half of some files."""
     file = source.folder / TOKENIZER_FILE
     try:
         tokenizer = Tokenizer.from_file(str(file))
@@ -160,20 +160,20 @@ def _write_tokenizer(source: Source, folder: Path) -> None:
     num_ids = max(tokenizer.get_vocab().values(), default=-1) + 1
     if num_ids > source.config.vocab_size:
         raise ExportError(
-            f"the tokenizer of {source.folder} has {num_ids} pieces; the model has embeddings for "
-            f"{source.config.vocab_size}. They are not of one checkpoint"
+            f"The tokenizer of {source.folder} has {num_ids} pieces; the model has embeddings for "
+            f"{source.config.vocab_size}. Use the tokenizer that the model was trained with."
         )
 
 
 def _copy_hugging_face_files(source: Source, folder: Path) -> None:
-    """Copy what makes the bundle a checkpoint as well, for transformers and for training."""
+    """Copy the files that make the bundle a checkpoint for transformers and for training."""
     for name in HUGGING_FACE_FILES:
         if (source.folder / name).is_file():
             shutil.copyfile(source.folder / name, folder / name)
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link a file that every user may read where the file system can, else copy it."""
+    """Hard-link a file if every user may read it and the file system supports links; else copy."""
     is_readable = source.stat().st_mode & 0o444 == 0o444
     try:
         if is_readable:

@@ -16,27 +16,28 @@ from albert_serve.errors import listed
 from albert_serve.tasks.description import describe, is_number, read_quality
 from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD
 
-# The Hub's names of tasks, where they are others.
+# The Hub's names of tasks, if they differ.
 _HUB_TASKS: Final[Mapping[str, str]] = {
     "sentence-order": "text-classification",
     "feature-extraction": "sentence-similarity",
 }
-# The figures that the Hub compares.
+# The Hub compares these metrics.
 _METRICS: Final = (
     *("accuracy", "subset_accuracy", "f1", "macro_f1", "micro_f1", "exact_match"),
     *("matthews_correlation", "pearson", "spearman", "recall_at_1", "mrr_at_10"),
 )
 
-_LONGEST_CELL: Final = 300
+_MAX_CELL_LENGTH: Final = 300
 
 
 def model_card(manifest: Manifest, name: str) -> str:
-    """Return the card: labels, held-out figures, and the cost of precision.
+    """Return the card: labels, metrics on held-out data, and the cost of precision.
 
-    The figures stand in the `model-index` too, by which the Hub shows and compares models.
+    The metrics are also in the `model-index`, by which the Hub shows and compares models.
 
     Args:
-        name: of the model.
+        manifest: manifest of the bundle.
+        name: name of the model.
     """
     model = describe(manifest, name)
     heads = heads_of(model.tasks)
@@ -50,55 +51,59 @@ def model_card(manifest: Manifest, name: str) -> str:
     lines = ["---", metadata.to_yaml(), "---", ""]
     lines += [f"# {name}", "", f"An ALBERT in {model.precision}.", ""]
     rows = [
-        (task, entry.problem_type or "", listed(entry.labels or []), _measured(manifest, task))
-        for task, entry in manifest.heads.items()
+        (
+            head,
+            entry.problem_type or "",
+            listed(entry.labels or []),
+            _quality(manifest, head),
+        )
+        for head, entry in manifest.heads.items()
     ]
     lines += ["## Tasks", "", *_table(["task", "problem type", "labels", "measured"], rows)]
-    figures = [
+    metrics = [
         (metric_name(key, heads), value)
         for key, value in manifest.evaluation.items()
         if is_number(value)
     ]
-    lines += ["## Figures on held-out data", "", *_table(["figure", "value"], figures)]
+    lines += ["## Metrics on held-out data", "", *_table(["metric", "value"], metrics)]
     lines += _question_requests(manifest.evaluation)
     costs = [
-        (head, measured.metric, measured.torch, measured.bundle, measured.count)
+        (head, quality.metric, quality.torch, quality.bundle, quality.count)
         for head, entry in manifest.heads.items()
-        if (measured := entry.quality) is not None
+        if (quality := entry.quality) is not None
     ]
     if costs:
         header = ["task", "metric", "the checkpoint, in percent", "this bundle", "answers"]
-        lines += ["## What precision costs", "", *_table(header, costs)]
+        lines += ["## Cost of precision", "", *_table(header, costs)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _measured(manifest: Manifest, head: str) -> str:
-    """Return a head's quality and the data that it was measured on."""
+def _quality(manifest: Manifest, head: str) -> str:
+    """Return a head's quality and the name of its labelled data."""
     quality = read_quality(manifest, head)
     return "not on labelled data" if quality is None else quality_text(quality)
 
 
 def _question_requests(evaluation: Mapping[str, Any]) -> list[str]:
-    """Return the lines that say by which requests questions have the figures."""
+    """Return lines with the parameters that question answering was measured with."""
     parameters = evaluation.get("question_answering_parameters")
     if not isinstance(parameters, dict):
         return []
     line = (
-        "The figures of question answering are those of requests with "
-        f'`"parameters": {json.dumps(parameters)}`'
+        f'Question answering was measured by requests with `"parameters": {json.dumps(parameters)}`'
     )
     threshold = evaluation.get(BEST_F1_THRESHOLD)
     if is_number(threshold):
-        line += f', the best F1 with `"null_score_diff_threshold": {threshold}`'
-    return [f"{line}; the service's defaults are others.", ""]
+        line += f', and its best F1 with `"null_score_diff_threshold": {threshold}`'
+    return [f"{line}. These are not the service's defaults.", ""]
 
 
 def _results(evaluation: Mapping[str, Any], heads: Sequence[str]) -> Iterator[EvalResult]:
     for head in heads:
         prefix, task, name = metric_prefix(head), task_of(head), name_of(head)
-        names = (evaluation.get(f"{prefix}_{kind}") for kind in ("task", "data"))
-        unnamed = f"held-out data of {name}" if name else "held-out data"
-        data = next(map(str, filter(None, names)), unnamed)
+        names = (evaluation.get(f"{prefix}_{key}") for key in ("task", "data"))
+        default = f"held-out data of {name}" if name else "held-out data"
+        data = next(map(str, filter(None, names)), default)
         for metric in _METRICS:
             if is_number(value := evaluation.get(f"{prefix}_{metric}")):
                 yield EvalResult(
@@ -111,7 +116,7 @@ def _results(evaluation: Mapping[str, Any], heads: Sequence[str]) -> Iterator[Ev
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return the lines of a table; cells are shown as text, whatever they hold."""
+    """Return the lines of a table; any Markdown and HTML in cells is escaped."""
     return [
         _line(header),
         _line(["---"] * len(header)),
@@ -127,11 +132,11 @@ def _cell(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     text = " ".join(str(value).split())
-    if len(text) > _LONGEST_CELL:
-        text = text[: _LONGEST_CELL - 3] + "..."
+    if len(text) > _MAX_CELL_LENGTH:
+        text = text[: _MAX_CELL_LENGTH - 3] + "..."
     escaped = html.escape(text, quote=False)
-    for mark in ("\\", "|", "`", "*", "_", "[", "]"):
-        escaped = escaped.replace(mark, f"\\{mark}")
+    for character in ("\\", "|", "`", "*", "_", "[", "]"):
+        escaped = escaped.replace(character, f"\\{character}")
     return escaped
 
 

@@ -1,4 +1,4 @@
-"""Configuration of an export, by the names of the command's flags, and its error."""
+"""Configuration of an export, with fields named after the options, and its error."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ class ExportConfig(LabelledTexts, title="export"):
     """A checkpoint, the bundle to write, and the data on which it is measured.
 
     Attributes:
-        checkpoint: a folder, or a model of the Hugging Face Hub.
-        heads: the data of named classifiers.
+        checkpoint: folder, or model of the Hugging Face Hub.
+        bundle: folder of the bundle to write.
+        heads: data of named classifiers.
     """
 
     checkpoint: str | Path
     bundle: str | Path
     heads: tuple[LabelledTexts, ...] = ()
     tasks: tuple[TaskName, ...] = flag(
-        "tasks to export (default: those of the last training run, and those with data in this "
-        "command; all if the checkpoint has no record of its training)",
+        "tasks to export (default: the tasks of the last training run, and the tasks with data in "
+        "this command; all if the checkpoint has no record of its training)",
         (),
         metavar="TASK",
     )
@@ -67,12 +68,12 @@ class ExportConfig(LabelledTexts, title="export"):
     max_difference: Finite = flag(
         "maximum difference from torch in fp32, as a fraction of the largest value",
         1e-4,
-        metavar="SHARE",
+        metavar="FRACTION",
     )
     max_cuda_difference: Finite | None = flag(
         "maximum difference of the emulated GPU precision from torch, as a fraction of the "
         "largest value (default: fp32 1e-4, fp16 0.06, bf16 0.3)",
-        metavar="SHARE",
+        metavar="FRACTION",
     )
     force: bool = flag("write the bundle even if --max-cost or a difference is exceeded", False)
     evaluation: Path | None = flag(
@@ -81,13 +82,13 @@ class ExportConfig(LabelledTexts, title="export"):
     )
     null_score_diff_threshold: Finite | None = flag(
         'the service\'s default threshold: "no answer" wins if its logit exceeds the best '
-        "answer's by more (default: the best threshold of --evaluation, the replaced bundle, or"
-        " evaluation.json of the checkpoint)",
+        "answer's by more (default: the best threshold of --evaluation, or the threshold of "
+        "CHECKPOINT if it is a bundle, or the best threshold of its evaluation.json)",
         metavar="LOGITS",
     )
     examples: Path | None = flag(
         "examples for the service's page: a list of inputs per task, as in "
-        "albert_serve/web/examples.json (default: those of the replaced bundle)",
+        "albert_serve/web/examples.json (default: the examples of CHECKPOINT, if it is a bundle)",
         metavar="FILE.json",
     )
     overwrite: bool = flag("replace the bundle at BUNDLE_DIR", False)

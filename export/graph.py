@@ -1,8 +1,8 @@
 """ONNX graphs whose weights are ranges of one safetensors file.
 
-A graph built here holds no weight: each initializer is external data, described once however many
-nodes read it. What is stored in another type than the graph computes in is converted once, at its
-beginning, which the runtime does when it loads the graph.
+A graph contains no weights: each initializer is external data, and all nodes that read a weight
+share its initializer. A weight of another type than the graph's compute type is converted once, at
+the start of the graph. The runtime does this when it loads the graph.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from albert_serve.bundle.manifest import WEIGHTS_FILE, ComputePrecision
 from albert_serve.bundle.weights import SCALE_SUFFIX, SMOOTHING_SUFFIX, StoredTensor, stored_name
 
 CONTRIB: Final = "com.microsoft"
-# 24 is the first whose Attention takes the lengths of right-padded sequences.
+# 24 is the first version whose Attention takes the lengths of right-padded sequences.
 _OPSETS: Final = {"": 24, CONTRIB: 1}
 _IR_VERSION: Final = 11
 
 Compute = ComputePrecision
 Attributes = Mapping[str, int | float | Sequence[int] | GraphProto]
 
-# safetensors' names of types, and ONNX's numbers.
+# ONNX's numbers of types, by their names in safetensors.
 _DATA_TYPES: Final = {
     "F32": TensorProto.FLOAT,
     "F16": TensorProto.FLOAT16,
@@ -42,20 +42,19 @@ _DATA_TYPES: Final = {
     "I8": TensorProto.INT8,
 }
 _COMPUTE_TYPES: Final[dict[Compute, str]] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
-# They pass values on as they are.
+# These operators do not change values.
 _MOVES: Final = frozenset({"Gather", "Reshape", "Slice", "Transpose", "Unsqueeze"})
 _NOT_VALUES: Final = frozenset({"Shape"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Form:
-    """The form of a graph.
+class GraphVersion:
+    """The version of a graph, for a device and a precision.
 
     Attributes:
-        kernels: the device whose fast operators are used; the others' are slower there, or missing.
-            Layers that are applied several times in a row are a Loop on a CPU, and one after
-            another for CUDA (`export/models.py`).
-        compute: the type that it computes in.
+        kernels: device whose fast operators the graph uses. Repeated layers are a Loop for a CPU
+            and unrolled for CUDA (`export/models.py`).
+        compute: precision of the computation.
     """
 
     kernels: Literal["cpu", "cuda"] = "cpu"
@@ -63,50 +62,52 @@ class Form:
 
     @property
     def dtype(self) -> str:
-        """`compute` as safetensors calls it."""
+        """The name of `compute` in safetensors."""
         return _COMPUTE_TYPES[self.compute]
 
     @property
     def data_type(self) -> int:
-        """`compute` as ONNX numbers it."""
+        """The number of `compute` in ONNX."""
         return int(_DATA_TYPES[self.dtype])
 
 
-CPU_FORM: Final = Form()
-CUDA_FORM: Final = Form(kernels="cuda", compute="fp16")
+CPU_VERSION: Final = GraphVersion()
+CUDA_VERSION: Final = GraphVersion(kernels="cuda", compute="fp16")
 
 
 class Initializers:
-    """The initializers of one model, each tensor once, and the nodes that convert them."""
+    """The initializers of a model, one for each tensor, and the nodes that convert them."""
 
-    def __init__(self, stored: Mapping[str, StoredTensor], form: Form = CPU_FORM) -> None:
-        self.form = form
-        self._stored = stored
+    def __init__(
+        self, tensors: Mapping[str, StoredTensor], version: GraphVersion = CPU_VERSION
+    ) -> None:
+        self.version = version
+        self._tensors = tensors
         self._protos: dict[str, TensorProto] = {}
         self._converted: dict[str, NodeProto] = {}
 
     def dtype(self, name: str) -> str:
-        """Return the stored type (safetensors' name) of the weight of this Hugging Face name."""
-        return self._stored[stored_name(name, self._stored)].dtype
+        """Return the stored type of a weight: Hugging Face's name to safetensors' type."""
+        return self._tensors[stored_name(name, self._tensors)].dtype
 
     def smoothing(self, name: str) -> str | None:
-        """Add the factors (I) of the inputs of this int8 weight, if it has any."""
-        factors = name + SMOOTHING_SUFFIX
-        return self.stored(factors) if stored_name(factors, self._stored) in self._stored else None
+        """Add the smoothing factors (I) of an int8 weight; None if it has no factors."""
+        factors = stored_name(name + SMOOTHING_SUFFIX, self._tensors)
+        return self.add_stored(factors) if factors in self._tensors else None
 
-    def stored(self, name: str) -> str:
-        """Add the weight of this Hugging Face name as stored; return the initializer's name."""
-        name = stored_name(name, self._stored)
+    def add_stored(self, name: str) -> str:
+        """Add a weight as it is stored, by its Hugging Face name; return the initializer's name."""
+        name = stored_name(name, self._tensors)
         if name not in self._protos:
-            self._protos[name] = _external_tensor(name, self._stored[name])
+            self._protos[name] = _external_tensor(name, self._tensors[name])
         return name
 
     def weight(self, name: str) -> str:
-        """Add the weight of this Hugging Face name in the graph's compute type."""
-        initializer = self.stored(name)
-        dtype = self._stored[initializer].dtype
+        """Add a weight in the graph's compute type, by its Hugging Face name."""
+        initializer = self.add_stored(name)
+        dtype = self._tensors[initializer].dtype
         if dtype == "I8":
-            scale = self.stored(name + SCALE_SUFFIX)
+            scale = self.add_stored(name + SCALE_SUFFIX)
             restored = self._convert(
                 "DequantizeLinear", [initializer, scale], f"{initializer}/restored", axis=1
             )
@@ -115,13 +116,13 @@ class Initializers:
             if factors is not None:
                 full = self._convert("Mul", [full, factors], f"{initializer}/unsmoothed")
             initializer, dtype = full, "F32"
-        if dtype == self.form.dtype:
+        if dtype == self.version.dtype:
             return initializer
-        kind = self.form.compute
-        return self._convert("Cast", [initializer], f"{initializer}/{kind}", to=self.form.data_type)
+        converted = f"{initializer}/{self.version.compute}"
+        return self._convert("Cast", [initializer], converted, to=self.version.data_type)
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
-        """Add a constant of a few bytes, stored in the graph itself."""
+        """Add a constant of a few bytes to the graph itself."""
         self._protos[name] = numpy_helper.from_array(value, name)
         return name
 
@@ -145,10 +146,10 @@ class Nodes:
     """The nodes of one graph, or of one Loop body, in order of execution.
 
     Args:
-        rows: a value of the outermost graph with one element for each row (R); empty in a graph
-            without Loops whose products are of several numbers of rows.
-        scope: the beginning of this graph's value names; no two graphs of a model share one.
-        outer: the nodes of the outermost graph, where these are a Loop body's.
+        initializers: initializers of the model.
+        rows: name of a value of the outermost graph with one element per row (R).
+        scope: prefix of this graph's value names, unique in the model.
+        outer: nodes of the outermost graph, if these are the nodes of a Loop body.
     """
 
     def __init__(
@@ -166,9 +167,9 @@ class Nodes:
         self.protos: list[NodeProto] = []
 
     @property
-    def form(self) -> Form:
-        """The form of the graph."""
-        return self.initializers.form
+    def version(self) -> GraphVersion:
+        """The version of the graph."""
+        return self.initializers.version
 
     def add(
         self,
@@ -178,10 +179,10 @@ class Nodes:
         domain: str = "",
         attributes: Attributes | None = None,
     ) -> str:
-        """Append a node of one output; an identical node is reused.
+        """Append a node with one output; reuse an identical node.
 
         Returns:
-            The output's name.
+            Name of the output.
         """
         node = helper.make_node(op, inputs, [], domain=domain)
         for key, value in (attributes or {}).items():
@@ -196,7 +197,7 @@ class Nodes:
         return output
 
     def weight(self, name: str) -> str:
-        """Add the weight of this Hugging Face name in the graph's compute type."""
+        """Add a weight in the graph's compute type, by its Hugging Face name."""
         return self.initializers.weight(name)
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
@@ -205,8 +206,8 @@ class Nodes:
 
     def return_as(self, value: str, name: str) -> None:
         """Rename the output of the node that computes `value`."""
-        maker = next(node for node in self.protos if value in node.output)
-        maker.output[list(maker.output).index(value)] = name
+        producer = next(node for node in self.protos if value in node.output)
+        producer.output[list(producer.output).index(value)] = name
 
 
 def make_model(
@@ -230,62 +231,62 @@ def make_model(
     return model
 
 
-def _external_tensor(name: str, stored: StoredTensor) -> TensorProto:
-    tensor = TensorProto(name=name, data_type=_DATA_TYPES[stored.dtype], dims=stored.shape)
-    tensor.data_location = TensorProto.EXTERNAL
-    place = {"location": WEIGHTS_FILE, "offset": stored.offset, "length": stored.num_bytes}
-    for key, value in place.items():
-        tensor.external_data.add(key=key, value=str(value))
-    return tensor
+def _external_tensor(name: str, tensor: StoredTensor) -> TensorProto:
+    proto = TensorProto(name=name, data_type=_DATA_TYPES[tensor.dtype], dims=tensor.shape)
+    proto.data_location = TensorProto.EXTERNAL
+    location = {"location": WEIGHTS_FILE, "offset": tensor.offset, "length": tensor.num_bytes}
+    for key, value in location.items():
+        proto.external_data.add(key=key, value=str(value))
+    return proto
 
 
-def rounded(model: ModelProto, form: Form) -> ModelProto:
-    """Return a graph of this form that a CPU computes: values in fp32, rounded to the form's type.
+def emulate_rounding(model: ModelProto, version: GraphVersion) -> ModelProto:
+    """Return a graph that emulates another graph's precision on a CPU.
 
-    A CPU has no kernels for some of its operators. Each computes in fp32 and its result is rounded,
-    as by kernels on a GPU that accumulate in fp32: what is too large for fp16 becomes infinite.
-    Roundings inside of a kernel, such as attention's probabilities, are not emulated.
+    A CPU lacks kernels in fp16 and bf16. So each operator computes in fp32, and its result is
+    rounded, as in a GPU's kernels that accumulate in fp32. A value that is too large for fp16
+    becomes infinite. Rounding inside a kernel, such as attention's probabilities, is not emulated.
     """
-    if form.compute == "fp32":
+    if version.compute == "fp32":
         return model
     emulated = ModelProto()
     emulated.CopyFrom(model)
     graph = emulated.graph
     nodes, values, renamed = [], set(), {}
     for tensor in graph.initializer:
-        if tensor.data_type == form.data_type:
+        if tensor.data_type == version.data_type:
             renamed[tensor.name] = f"{tensor.name}/full"
             nodes.append(_cast(tensor.name, renamed[tensor.name], TensorProto.FLOAT))
             values.add(renamed[tensor.name])
     for node in graph.node:
         node.input[:] = [renamed.get(name, name) for name in node.input]
         nodes.append(node)
-        if _is_rounded(node, values, form):
+        if _is_rounded(node, values, version):
             values.update(node.output)
             if node.op_type not in _MOVES:
-                nodes += _round(node, form)
+                nodes += _round(node, version)
     del graph.node[:]
     graph.node.extend(nodes)
     return emulated
 
 
-def _is_rounded(node: NodeProto, values: set[str], form: Form) -> bool:
-    """Whether a node's output is of the form's type."""
+def _is_rounded(node: NodeProto, values: set[str], version: GraphVersion) -> bool:
+    """Whether a node's output has the version's compute type."""
     if node.op_type == "Cast":
-        return bool(node.attribute[0].i == form.data_type)
+        return bool(node.attribute[0].i == version.data_type)
     return node.op_type not in _NOT_VALUES and not values.isdisjoint(node.input)
 
 
-def _round(node: NodeProto, form: Form) -> list[NodeProto]:
-    """Have a node write to another name; return the nodes that round it to its own."""
+def _round(node: NodeProto, version: GraphVersion) -> list[NodeProto]:
+    """Rename a node's output; return the nodes that round it and restore its name."""
     (name,) = node.output
-    small = f"{name}/small"
-    back = _cast(small, name, TensorProto.FLOAT)
+    rounded = f"{name}/rounded"
+    to_fp32 = _cast(rounded, name, TensorProto.FLOAT)
     if node.op_type == "Cast":
-        node.output[:] = [small]
-        return [back]
+        node.output[:] = [rounded]
+        return [to_fp32]
     node.output[:] = [f"{name}/unrounded"]
-    return [_cast(node.output[0], small, form.data_type), back]
+    return [_cast(node.output[0], rounded, version.data_type), to_fp32]
 
 
 def _cast(source: str, target: str, data_type: int) -> NodeProto:

@@ -1,4 +1,4 @@
-"""An export, by its configuration.
+"""The export of a checkpoint as a bundle.
 
 exported = export(ExportConfig(checkpoint="runs/mine/best", bundle="bundles/mine"))
 with AlbertClient.local(exported.bundle.folder) as albert:
@@ -50,7 +50,8 @@ from training.model.heads import AlbertForTasks
 from training.tasks.engine import TorchEngine
 
 _TORCH_BATCH_TOKENS: Final = 1024
-_WIDTH: Final = 24  # the least width of the first column of the summary
+# The summary aligns its numbers after names of at least this width.
+_MIN_WIDTH: Final = 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,15 +59,16 @@ class ExportResult:
     """The result of an export.
 
     Attributes:
-        unused: names of the checkpoint's weights that none of its heads reads.
-        left_out: tasks of the checkpoint that the bundle has not, and why.
-        fp32_bytes: size of the checkpoint's weight file.
-        comparison: the bundle's answers compared with torch's.
+        bundle: bundle in its final folder.
+        unused: names of the checkpoint's weights that no head reads.
+        omitted: tasks of the checkpoint that the bundle lacks, with the reason.
+        fp32_bytes: size of the checkpoint's weights file in bytes.
+        comparison: comparison of the bundle's answers with torch's.
     """
 
     bundle: Bundle
     unused: list[str]
-    left_out: dict[str, str]
+    omitted: dict[str, str]
     fp32_bytes: int
     comparison: Comparison
 
@@ -75,18 +77,17 @@ def export(config: ExportConfig) -> ExportResult:
     """Write a checkpoint as a bundle, atomically.
 
     Raises:
-        ExportError: the checkpoint cannot be exported, the graphs differ from torch, the precision
-            costs a task too much, or the target is there or cannot be written.
-        CheckpointError, BundleError: see `read_source`; CheckpointError also if the
-            checkpoint is neither here nor on the Hub.
-        ConfigError: it is a model of sentences whose vectors are not computed here.
-        VocabError: there is no `tokenizer.json`, and the vocabulary cannot be read.
+        ExportError: the checkpoint cannot be exported, the graphs or answers differ too much from
+            torch, or the target exists or cannot be written.
+        CheckpointError, BundleError: the checkpoint is damaged, or neither a folder nor on the Hub.
+        ConfigError: the checkpoint is an embedding model of an unsupported form.
+        VocabError: the checkpoint has no `tokenizer.json`, and its vocabulary cannot be read.
         CorpusError: data cannot be read.
     """
     target = Path(config.bundle).resolve()
     check_target(Path(config.checkpoint), target, config.overwrite)
     with open_checkpoint(config.checkpoint) as opened, new_folder(target) as folder:
-        source, left_out = _read_selected(config, opened.folder)
+        source, omitted = _read_selected(config, opened.folder)
         vectors = read_sentence_vectors(opened.folder)
         labelled = read_labelled_data(config, source) if config.quality else {}
         model = load_checkpoint(source.folder, source.num_outputs)
@@ -116,7 +117,7 @@ def export(config: ExportConfig) -> ExportResult:
             }
             manifest = manifest.model_copy(update={"heads": heads})
         write_manifest(manifest, folder)
-        if vectors is not None and config.precision == "fp32":  # for sentence-transformers
+        if vectors is not None and config.precision == "fp32":  # sentence-transformers reads it
             write_sentence_vectors(vectors, folder, hidden_size=source.config.hidden_size)
         if manifest.evaluation:
             card = model_card(manifest, target.name)
@@ -126,59 +127,60 @@ def export(config: ExportConfig) -> ExportResult:
     return ExportResult(
         bundle=replace(bundle, folder=target),
         unused=unused,
-        left_out=left_out,
+        omitted=omitted,
         fp32_bytes=fp32_bytes,
         comparison=comparison,
     )
 
 
 def _read_selected(config: ExportConfig, folder: Path) -> tuple[Source, dict[str, str]]:
-    """Return the checkpoint with the tasks and settings of the bundle, and the tasks left out."""
+    """Return the checkpoint with the tasks and settings of the bundle, and the omitted tasks."""
     source = read_source(folder)
     if (file := config.evaluation) is not None and not file.is_file():
-        raise ExportError(f"--evaluation {file} is not there")
+        raise ExportError(f"--evaluation {file} does not exist.")
     results = read_json_object(config.evaluation) if config.evaluation else {}
     source = replace(source, evaluation={**source.evaluation, **results})
-    source, left_out = select_tasks(source, config.tasks, tasks_with_data(config))
+    source, omitted = select_tasks(source, config.tasks, tasks_with_data(config))
     source = with_threshold(source, config.null_score_diff_threshold, results)
     examples = source.examples
     if config.examples is not None:
         examples = read_examples(config.examples, source.tasks)
     examples = {task: examples[task] for task in source.tasks if task in examples}
-    return replace(source, examples=examples), left_out
+    return replace(source, examples=examples), omitted
 
 
 def read_examples(file: Path, tasks: Collection[TaskName]) -> dict[str, list[TaskExample]]:
-    """Read a JSON file like `albert_serve/web/examples.json`: for each task a list of examples.
+    """Read a JSON file with a list of examples per task, like `albert_serve/web/examples.json`.
 
-    An example is `{"inputs": ..., "label": ...}`: one item as the task's endpoint takes it, and
-    perhaps a few words for it. Other fields are ignored.
+    An example is `{"inputs": ..., "label": ...}`: one item for the task's endpoint, and an optional
+    short name. Other fields are ignored.
     """
     if not file.is_file():
-        raise ExportError(f"--examples {file} is not there")
+        raise ExportError(f"--examples {file} does not exist.")
     examples: dict[str, list[TaskExample]] = {}
     for name, items in read_json_object(file).items():
         if not is_task(name) or name not in tasks:
             raise ExportError(
-                f"{file} has examples of {name}, but the bundle has {', '.join(tasks)}. Remove them"
+                f"{file} has examples of {name}, but the bundle has {', '.join(tasks)}. "
+                "Remove these examples."
             )
         if not isinstance(items, list) or not 0 < len(items) <= MAX_EXAMPLES:
-            raise ExportError(f"{file}, {name} must be a list of 1 to {MAX_EXAMPLES} examples")
+            raise ExportError(f"{file}: {name} must be a list of 1 to {MAX_EXAMPLES} examples.")
         examples[name] = [
-            _read_example(f"{file}, {name}[{number}]", name, item)
-            for number, item in enumerate(items)
+            _read_example(f"{file}: {name}[{index}]", name, item)
+            for index, item in enumerate(items)
         ]
     return examples
 
 
-def _read_example(place: str, name: TaskName, item: object) -> TaskExample:
+def _read_example(location: str, name: TaskName, item: object) -> TaskExample:
     try:
         example = validate(TaskExample, item)
         if isinstance(example.inputs, list):
-            raise ExportError(f"{place}: inputs is a list; an example is one item")
+            raise ExportError(f"{location}: inputs is a list. An example must be one item.")
         validate(TASKS[name].request, {"inputs": example.inputs})
     except InvalidInputError as error:
-        raise ExportError(f"{place}: {error}") from error
+        raise ExportError(f"{location}: {error}") from error
     return example
 
 
@@ -200,34 +202,34 @@ def _compare(
 
 
 def report(exported: ExportResult) -> None:
-    """Print the files, the measurements and the tasks that were left out."""
+    """Print the files, the measurements and the omitted tasks."""
     if exported.unused:
-        listed = ", ".join(exported.unused)
-        print(f"warning: no task reads these weights of the file: {listed}", file=sys.stderr)
-    for task, why in exported.left_out.items():
-        print(f"{task} is left out: {why}", file=sys.stderr)
+        names = ", ".join(exported.unused)
+        print(f"warning: no head reads these weights of the checkpoint: {names}", file=sys.stderr)
+    for task, reason in exported.omitted.items():
+        print(f"{task} is omitted: {reason}.", file=sys.stderr)
     if not exported.bundle.manifest.tasks:
-        print("the bundle has no head: it answers embeddings only", file=sys.stderr)
+        print("The bundle has no head, so it only computes embeddings.", file=sys.stderr)
     print(_summarize(exported))
 
 
 def _summarize(exported: ExportResult) -> str:
-    """Sizes and differences, for people."""
+    """Return a table of sizes and differences."""
     manifest = exported.bundle.manifest
     sizes = {name: entry.size for name, entry in manifest.files.items()}
     graphs = sum(size for name, size in sizes.items() if name.endswith(".onnx"))
     total = sum(sizes.values())
-    share = total / exported.fp32_bytes
-    width = max(_WIDTH, *map(len, (*sizes, *manifest.parity)))
+    fraction = total / exported.fp32_bytes
+    width = max(_MIN_WIDTH, *map(len, (*sizes, *manifest.parity)))
     return "\n".join(
         [
             f"{exported.bundle.folder} ({manifest.precision})",
             *(f"  {name:<{width}} {size:>14,} bytes" for name, size in sizes.items()),
-            f"  {'graphs':<{width}} {graphs:>14,} bytes, which hold no weight",
-            f"  {'all':<{width}} {total:>14,} bytes, {share:.3f} of fp32 weights",
-            "largest difference from torch, over the largest value",
+            f"  {'graphs':<{width}} {graphs:>14,} bytes, without weights",
+            f"  {'all':<{width}} {total:>14,} bytes, {fraction:.3f} of the fp32 weights",
+            "largest difference from torch, as a fraction of the largest value",
             *(f"  {name:<{width}} {value:>14.1e}" for name, value in manifest.parity.items()),
-            f"for CUDA in {manifest.cuda_precision}, emulated, over the largest value",
+            f"the same for CUDA in {manifest.cuda_precision}, emulated on the CPU",
             *(f"  {name:<{width}} {value:>14.1e}" for name, value in manifest.cuda_parity.items()),
             *_summarize_comparison(exported.comparison, width),
         ]
@@ -235,11 +237,11 @@ def _summarize(exported: ExportResult) -> str:
 
 
 def _summarize_comparison(comparison: Comparison, width: int) -> Iterator[str]:
-    if comparison.measured:
-        yield "on labelled data, in percent: in torch, from the bundle"
+    if comparison.measurements:
+        yield "metric on labelled data, in percent: in torch, from the bundle"
     for head, quality in comparison.quality.items():
-        figures = f"{quality.torch:.2f} {quality.bundle:.2f}"
-        yield f"  {head:<{width}} {figures:>14} {quality.metric} ({quality.count:,})"
+        percents = f"{quality.torch:.2f} {quality.bundle:.2f}"
+        yield f"  {head:<{width}} {percents:>14} {quality.metric} ({quality.count:,})"
     if comparison.differences:
         yield f"mean difference of probabilities from torch, on {', '.join(comparison.texts)}"
     for head, difference in comparison.differences.items():

@@ -1,4 +1,4 @@
-"""Labelled data of a bundle's heads, and the scores of answers to it."""
+"""Labelled data of a bundle's heads, and the scores of answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from training.tasks.token_classification.metrics import (
     predict_entities,
 )
 
-# The name of the metric of labelled texts, and its key.
+# The displayed name of the metric of labelled texts, and its key.
 _METRICS: Final[Mapping[ProblemType, tuple[str, Metric]]] = {
     "single_label_classification": ("accuracy", "accuracy"),
     "multi_label_classification": ("subset accuracy", "subset_accuracy"),
@@ -49,8 +49,14 @@ _METRICS: Final[Mapping[ProblemType, tuple[str, Metric]]] = {
 }
 
 
-class Scored(NamedTuple):
-    """A metric in percent, and the score of each answer, the higher the better."""
+class Measurement(NamedTuple):
+    """Quality of a runner's answers.
+
+    Attributes:
+        percent: metric in percent.
+        scores: score of each answer; higher is better.
+        num_truncated: number of truncated texts.
+    """
 
     percent: float
     scores: Sequence[float]
@@ -62,48 +68,48 @@ class LabelledData:
     """The labelled data of a head.
 
     Attributes:
-        metric: its name.
-        files: their names.
-        measure: scores the answers of a runner to all of the data.
+        metric: displayed name of the metric.
+        files: files of the data.
+        measure: function that scores a runner's answers to all of the data.
     """
 
     metric: str
     files: Sequence[Path]
-    measure: Callable[[Runner], Scored]
+    measure: Callable[[Runner], Measurement]
 
 
 def tasks_with_data(config: ExportConfig) -> set[TaskName]:
-    """Return the tasks that labelled data is given for."""
+    """Return the tasks that have labelled data."""
     texts = config.text_classification or config.task or config.heads
-    given: dict[TaskName, object] = {
+    data_of: dict[TaskName, object] = {
         CLASSIFICATION: texts,
         "question-answering": config.question_answering,
         "token-classification": config.token_classification,
     }
-    return {task for task, data in given.items() if data}
+    return {task for task, data in data_of.items() if data}
 
 
 def read_labelled_data(config: ExportConfig, source: Source) -> dict[str, LabelledData]:
-    """Read the labelled data of each head that has some."""
+    """Read the labelled data, by head."""
     if config.task == RACE:
-        raise ExportError("--task RACE is multiple choice, which is not served. Leave it out")
+        raise ExportError("--task RACE is multiple choice, which is not served. Omit the option.")
     tokenizer = AlbertTokenizer.from_file(source.folder / TOKENIZER_FILE)
     for task in tasks_with_data(config) - {*source.tasks}:
         raise ExportError(
-            f"there is data for {task}, but the checkpoint has "
-            f"{', '.join(source.tasks) or 'no head'}. Leave the data out"
+            f"There is data for {task}, but the checkpoint has "
+            f"{', '.join(source.tasks) or 'no head'}. Omit the data."
         )
-    read = {
+    labelled = {
         head: _read_texts(texts, head, source, tokenizer)
         for head, texts in classifier_data(
             config, config.heads, source.heads, read_config(source.folder)
         ).items()
     }
     if config.question_answering:
-        read["question-answering"] = _read_questions(config, source, tokenizer)
+        labelled["question-answering"] = _read_questions(config, source, tokenizer)
     if config.token_classification:
-        read[TOKENS] = _read_entities(config, source, tokenizer)
-    return read
+        labelled[TOKENS] = _read_entities(config, source, tokenizer)
+    return labelled
 
 
 def _read_texts(
@@ -115,7 +121,7 @@ def _read_texts(
     held_out = read_held_out(data, head, entry.labels or [], problem)
     name, metric = _METRICS[problem]
 
-    def measure(runner: Runner) -> Scored:
+    def measure(runner: Runner) -> Measurement:
         splits = held_out.classify(runner, tokenizer, held_out.splits, length=length)
         classified = list(splits.values())
         logits_NK, targets_N = (
@@ -128,12 +134,12 @@ def _read_texts(
     return LabelledData(metric=name, files=held_out.files, measure=measure)
 
 
-def _score_texts(logits_NK: NDArray[Any], targets_N: NDArray[Any], metric: Metric) -> Scored:
+def _score_texts(logits_NK: NDArray[Any], targets_N: NDArray[Any], metric: Metric) -> Measurement:
     several = targets_N.ndim > 1
     errors = np.abs(predictions_of(logits_NK, several=several) - targets_N)
     scores = -errors if metric == "pearson" else 1 - errors.reshape(len(errors), -1).any(-1)
-    value = compute_metrics((metric,), logits_NK, targets_N)[metric]
-    return Scored(0.0 if math.isnan(value) else 100 * value, scores.tolist())
+    value = metric_figures((metric,), logits_NK, targets_N)[metric]
+    return Measurement(0.0 if math.isnan(value) else 100 * value, scores.tolist())
 
 
 def _read_questions(
@@ -145,9 +151,9 @@ def _read_questions(
     items = prepare_questions(task, read_squad(config.question_answering), parameters)
     threshold = source.heads["question-answering"].null_score_diff_threshold or 0.0
 
-    def measure(runner: Runner) -> Scored:
+    def measure(runner: Runner) -> Measurement:
         scores = [score.f1 for score in score_answers(answer_items(runner, items), threshold)]
-        return Scored(100 * fmean(scores), scores)
+        return Measurement(100 * fmean(scores), scores)
 
     return LabelledData(metric="F1", files=config.question_answering, measure=measure)
 
@@ -159,10 +165,11 @@ def _read_entities(
     names = source.heads[TOKENS].labels or []
     items = list(entity_items(texts, tokenizer, names, length=source.config.max_positions))
 
-    def measure(runner: Runner) -> Scored:
+    def measure(runner: Runner) -> Measurement:
         answered = predict_entities(runner, items)
         total, _ = entity_metrics(answered)
-        # The entities of a text that are missed or wrong.
-        return Scored(100 * total["f1"], [-float(len(ours ^ right)) for ours, right in answered])
+        # A text's score falls with each entity that is missing or wrong.
+        scores = [-float(len(predicted ^ correct)) for predicted, correct in answered]
+        return Measurement(100 * total["f1"], scores)
 
     return LabelledData(metric="entity F1", files=config.token_classification, measure=measure)

@@ -1,12 +1,12 @@
-"""The blocks of an ALBERT as ONNX nodes, for every form and precision.
+"""The blocks of an ALBERT as ONNX nodes, for every device and precision.
 
-Matrices in fp32 and fp16 stay as torch lays them out, [out, in]; FusedMatMul reads them transposed
-in place. Matrices in int8 lie the other way round, as the runtime's product takes them.
+Matrices in fp32 and fp16 have torch's layout, [out, in]; FusedMatMul reads them transposed in
+place. Matrices in int8 have the layout [in, out] of the runtime's product.
 
-An int8 product is U8 x S8: each row of activations is scaled by its own largest value, so that what
-a text gets does not depend on the texts beside it; each output of the weights has a scale too.
+An int8 product is U8 x S8. Each row of activations has a scale, so the answer to a text does not
+depend on the other texts of its batch. Each output of the weights has a scale, too.
 
-Shape legend: B sequences, S positions, R rows (B * S, or those asked for), E embedding size,
+Shape legend: B sequences, S positions, R rows (B * S, or the requested rows), E embedding size,
 H hidden size, F feed-forward size, I inputs and O outputs of a linear map.
 """
 
@@ -24,15 +24,15 @@ from export.graph import CONTRIB, Nodes
 _EMBEDDINGS: Final = "albert.embeddings"
 _PROJECTION: Final = "albert.encoder.embedding_hidden_mapping_in"
 _QKV: Final = ("query", "key", "value")
-# U8 with its zero point in the middle: 127 steps on either side.
+# U8 has its zero point in the middle, with 127 steps on either side.
 _ZERO: Final = 128
 _STEPS: Final = 127
 # Avoids dividing by zero if a row is all zeros.
-_LEAST_SCALE: Final = 1e-30
+_MIN_SCALE: Final = 1e-30
 
 
 def embed(nodes: Nodes, config: AlbertConfig, ids: str, types: str) -> str:
-    """Embeddings of ids (B, S) and types (B, S), normed and projected to rows: (R, H)."""
+    """Return the normed and projected embeddings (R, H) of ids (B, S) and types (B, S)."""
     zero = nodes.constant("position_axis", np.array([0], np.int64))
     length = nodes.add("Shape", [ids], attributes={"start": 1, "end": 2})
     table = nodes.weight(f"{_EMBEDDINGS}.position_embeddings.weight")
@@ -46,21 +46,21 @@ def embed(nodes: Nodes, config: AlbertConfig, ids: str, types: str) -> str:
 
 
 def flatten(nodes: Nodes, ids_BS: str) -> str:
-    """Ids (B, S) as (R)."""
+    """Reshape ids (B, S) to (R)."""
     return nodes.add("Reshape", [ids_BS, nodes.constant("last_axis", np.array([-1], np.int64))])
 
 
 def as_rows(nodes: Nodes, x: str, size: int) -> str:
-    """(B, S, size) as (R, size)."""
+    """Reshape (B, S, size) to (R, size)."""
     shape = nodes.constant(f"rows_of_{size}", np.array([-1, size], np.int64))
     return nodes.add("Reshape", [x, shape])
 
 
 def cast(nodes: Nodes, x: str, dtype: str) -> str:
-    """Convert values from a type of safetensors to the graph's compute type."""
-    if dtype == nodes.form.dtype:
+    """Convert values of a type, by its name in safetensors, to the graph's compute type."""
+    if dtype == nodes.version.dtype:
         return x
-    return nodes.add("Cast", [x], attributes={"to": nodes.form.data_type})
+    return nodes.add("Cast", [x], attributes={"to": nodes.version.data_type})
 
 
 def apply_layer(
@@ -73,24 +73,24 @@ def apply_layer(
     attention: str,
     ffn: str,
 ) -> str:
-    """One layer: LN(x + attend(x)), then LN(x + down(act(up(x)))); (R, H) to (R, H).
+    """Append one layer: LN(x + attend(x)), then LN(x + down(act(up(x)))); (R, H) to (R, H).
 
     Args:
-        nodes: where the layer is appended: a graph's, or a Loop body's.
-        config: the sizes of the model.
-        x_RH: hidden states.
-        shape: (B, S, H), int64.
-        lengths_B: real tokens of each sequence, int64.
-        attention: the prefix of the attention's weights.
-        ffn: the prefix of the feed-forward part's weights.
+        nodes: nodes of the graph or Loop body that the layer is appended to.
+        config: sizes of the model.
+        x_RH: name of the hidden states.
+        shape: name of the shape (B, S, H), int64.
+        lengths_B: name of the number of tokens of each sequence, int64.
+        attention: prefix of the attention's weights.
+        ffn: prefix of the feed-forward part's weights.
     """
     qkv = [
         nodes.add("Reshape", [linear(nodes, x_RH, f"{attention}.attention.{part}"), shape])
         for part in _QKV
     ]
-    seen_RH = as_rows(nodes, _attend(nodes, config, qkv, lengths_B), config.hidden_size)
+    context_RH = as_rows(nodes, _attend(nodes, config, qkv, lengths_B), config.hidden_size)
     dense = f"{attention}.attention.dense"
-    out_RH = matmul(nodes, seen_RH, dense)
+    out_RH = matmul(nodes, context_RH, dense)
     x_RH = _add_norm(nodes, config, out_RH, x_RH, f"{attention}.attention.LayerNorm", dense)
     up_RF = activate(nodes, config, matmul(nodes, x_RH, f"{ffn}.ffn"), f"{ffn}.ffn")
     down = f"{ffn}.ffn_output"
@@ -110,7 +110,7 @@ def matmul(nodes: Nodes, x_RI: str, name: str) -> str:
 
 def multiply(nodes: Nodes, x_RI: str, weight: str) -> str:
     """Multiply rows by a transposed weight [O, I] of any stored type: (R, O)."""
-    if nodes.initializers.dtype(weight) == "I8" and nodes.form.kernels == "cpu":
+    if nodes.initializers.dtype(weight) == "I8" and nodes.version.kernels == "cpu":
         return _multiply_int8(nodes, x_RI, weight)
     return nodes.add(
         "FusedMatMul", [x_RI, nodes.weight(weight)], domain=CONTRIB, attributes={"transB": 1}
@@ -118,13 +118,13 @@ def multiply(nodes: Nodes, x_RI: str, weight: str) -> str:
 
 
 def activate(nodes: Nodes, config: AlbertConfig, x: str, biased_as: str) -> str:
-    """The activation of x plus the bias of the linear map `biased_as`."""
+    """Apply the activation to x plus the bias of the linear map `biased_as`."""
     op = "FastGelu" if config.activation == "gelu_tanh" else "BiasGelu"
     return nodes.add(op, [x, nodes.weight(f"{biased_as}.bias")], domain=CONTRIB)
 
 
 def norm(nodes: Nodes, config: AlbertConfig, x: str, name: str) -> str:
-    """The layer norm `name` of x."""
+    """Apply the layer norm `name` to x."""
     return nodes.add(
         "LayerNormalization",
         [x, nodes.weight(f"{name}.weight"), nodes.weight(f"{name}.bias")],
@@ -133,14 +133,14 @@ def norm(nodes: Nodes, config: AlbertConfig, x: str, name: str) -> str:
 
 
 def _words(nodes: Nodes, ids_BS: str) -> str:
-    """Rows of the word embeddings, (B, S, E). Only these are converted, not the table."""
-    table = nodes.initializers.stored(WORDS)
+    """Return rows (B, S, E) of the word embeddings; only these are converted, not the table."""
+    table = nodes.initializers.add_stored(WORDS)
     dtype = nodes.initializers.dtype(WORDS)
     if dtype != "I8":
         return cast(nodes, nodes.add("Gather", [table, ids_BS]), dtype)
     columns_EBS = nodes.add("Gather", [table, ids_BS], attributes={"axis": 1})
     row_BSE = nodes.add("Transpose", [columns_EBS], attributes={"perm": [1, 2, 0]})
-    scale_BS = nodes.add("Gather", [nodes.initializers.stored(WORDS + SCALE_SUFFIX), ids_BS])
+    scale_BS = nodes.add("Gather", [nodes.initializers.add_stored(WORDS + SCALE_SUFFIX), ids_BS])
     last = nodes.constant("last_axis", np.array([-1], np.int64))
     scale_BS1 = nodes.add("Unsqueeze", [scale_BS, last])
     full_BSE = nodes.add("Cast", [row_BSE], attributes={"to": TensorProto.FLOAT})
@@ -148,7 +148,7 @@ def _words(nodes: Nodes, ids_BS: str) -> str:
 
 
 def _multiply_int8(nodes: Nodes, x_RI: str, weight: str) -> str:
-    """Scale the rows after the product, since the kernel takes one scale for all rows only."""
+    """Scale the rows after the product, because the kernel takes one scale for all rows."""
     factors_I = nodes.initializers.smoothing(weight)
     if factors_I is not None:
         x_RI = nodes.add("Mul", [x_RI, factors_I])
@@ -158,34 +158,34 @@ def _multiply_int8(nodes: Nodes, x_RI: str, weight: str) -> str:
     scale_O = nodes.weight(weight + SCALE_SUFFIX)
     product_RO = nodes.add(
         "MatMulIntegerToFloat",
-        [quantized_RI, nodes.initializers.stored(weight), one, scale_O, zero],
+        [quantized_RI, nodes.initializers.add_stored(weight), one, scale_O, zero],
         domain=CONTRIB,
     )
     return nodes.add("Mul", [product_RO, scale_R1])
 
 
 def _quantize_rows(nodes: Nodes, x_RI: str) -> tuple[str, str]:
-    """Rows as uint8 (R, I), and the scale of each (R, 1)."""
+    """Return the rows as uint8 (R, I) and their scales (R, 1)."""
     last = nodes.constant("last_axis", np.array([-1], np.int64))
     step = nodes.constant("step", np.array(1 / _STEPS, np.float32))
-    least = nodes.constant("least_scale", np.array(_LEAST_SCALE, np.float32))
+    min_scale = nodes.constant("min_scale", np.array(_MIN_SCALE, np.float32))
     zero = nodes.constant("zero", np.array(_ZERO, np.uint8))
     largest_R1 = nodes.add(
         "ReduceMax", [nodes.add("Abs", [x_RI]), last], attributes={"keepdims": 1}
     )
-    scale_R1 = nodes.add("Max", [nodes.add("Mul", [largest_R1, step]), least])
+    scale_R1 = nodes.add("Max", [nodes.add("Mul", [largest_R1, step]), min_scale])
     scale_R = nodes.add("Squeeze", [scale_R1, last])
-    # Outside of a Loop, so that it is computed once.
+    # It is computed once, because it is outside the Loop.
     zero_R = nodes.outer.add("Expand", [zero, nodes.outer.add("Shape", [nodes.rows or scale_R])])
     quantized_RI = nodes.add("QuantizeLinear", [x_RI, scale_R, zero_R], attributes={"axis": 0})
     return quantized_RI, scale_R1
 
 
 def _attend(nodes: Nodes, config: AlbertConfig, qkv_BSH: list[str], lengths_B: str) -> str:
-    """Attention over the real tokens of each sequence: (B, S, H)."""
+    """Return the attention (B, S, H) over the tokens of each sequence, without padding."""
     heads = config.num_heads
-    # With lengths it has flash kernels on CUDA, which MultiHeadAttention has not; on a CPU it is
-    # 1.2 to 2.4 times as fast.
+    # With lengths, it has flash kernels on CUDA, unlike MultiHeadAttention. On a CPU, it is 1.2 to
+    # 2.4 times as fast.
     return nodes.add(
         "Attention",
         [*qkv_BSH, "", "", "", lengths_B],
@@ -196,9 +196,9 @@ def _attend(nodes: Nodes, config: AlbertConfig, qkv_BSH: list[str], lengths_B: s
 def _add_norm(
     nodes: Nodes, config: AlbertConfig, x: str, residual: str, name: str, biased_as: str
 ) -> str:
-    """The layer norm `name` of x + residual + the bias of the linear map `biased_as`."""
+    """Apply the layer norm `name` to x + residual + the bias of the linear map `biased_as`."""
     bias = nodes.weight(f"{biased_as}.bias")
-    if nodes.form.kernels == "cuda":
+    if nodes.version.kernels == "cuda":
         scale, shift = nodes.weight(f"{name}.weight"), nodes.weight(f"{name}.bias")
         return nodes.add(
             "SkipLayerNormalization",
@@ -206,5 +206,5 @@ def _add_norm(
             domain=CONTRIB,
             attributes={"epsilon": config.layer_norm_eps},
         )
-    # The fused operator takes 6 times as long on a CPU as the three.
+    # On a CPU, the fused operator takes 6 times as long as these three.
     return norm(nodes, config, nodes.add("Add", [nodes.add("Add", [x, bias]), residual]), name)

@@ -1,8 +1,8 @@
-"""Graphs of the encoder, ids to hidden states, and of the heads, rows of them to logits.
+"""Graphs of the encoder (ids to hidden states) and of the heads (hidden states to logits).
 
-A Loop whose body is one group's layers loads 12 to 20 times faster than the same layers written
-one after another, and runs as fast. On CUDA, a Loop's condition is read on the host at each
-iteration, hence the unrolled form.
+A Loop over one group's layers loads 12 to 20 times as fast as the unrolled layers, and runs as
+fast. On CUDA, the layers are unrolled, because the host would read a Loop's condition at each
+iteration.
 
 Shape legend: B sequences, S positions, R rows, H hidden size, E embedding size, V vocabulary,
 K outputs.
@@ -26,7 +26,7 @@ from albert_serve.bundle.weights import (
     output_layer,
 )
 from albert_serve.config import AlbertConfig
-from export.graph import CPU_FORM, Form, Initializers, Nodes, make_model
+from export.graph import CPU_VERSION, GraphVersion, Initializers, Nodes, make_model
 from export.layers import (
     activate,
     apply_layer,
@@ -39,8 +39,8 @@ from export.layers import (
     norm,
 )
 
-# (attention, feed-forward) of each layer in one iteration.
-_Turn = tuple[tuple[int, int], ...]
+# The numbers of the attention and the feed-forward part of each layer in one iteration.
+_Iteration = tuple[tuple[int, int], ...]
 
 _LENGTHS: Final = "lengths"
 HIDDEN: Final = "hidden_states"
@@ -48,19 +48,19 @@ HIDDEN: Final = "hidden_states"
 
 def build_encoder(
     config: AlbertConfig,
-    stored: Mapping[str, StoredTensor],
-    form: Form = CPU_FORM,
+    tensors: Mapping[str, StoredTensor],
+    version: GraphVersion = CPU_VERSION,
 ) -> ModelProto:
-    """Build (input_ids (B, S), token_type_ids (B, S), lengths (B)) -> hidden_states (B, S, H).
+    """Build the graph (input_ids, token_type_ids (B, S), lengths (B)) -> hidden_states (B, S, H).
 
-    Inputs are int64. Hidden states are fp32 whatever the graph computes in: the heads read them.
+    Inputs are int64. Hidden states are fp32 in every version, because the heads read fp32.
 
     Args:
-        config: the sizes of the model.
-        stored: the weights' places in `model.safetensors`, and their types.
-        form: layers that are applied once are written out in every form.
+        config: sizes of the model.
+        tensors: locations of the weights in `model.safetensors`, and their types.
+        version: version of the graph; only layers that are applied repeatedly form a Loop.
     """
-    nodes = Nodes(Initializers(stored, form), rows="input_ids")
+    nodes = Nodes(Initializers(tensors, version), rows="input_ids")
     nodes.rows = flatten(nodes, "input_ids")
     x_RH = embed(nodes, config, "input_ids", "token_type_ids")
     size = nodes.constant("hidden_size", np.array([config.hidden_size], np.int64))
@@ -70,38 +70,44 @@ def build_encoder(
         nodes=nodes,
         shape=nodes.add("Concat", [batch, size], attributes={"axis": 0}),
     )
-    for turn, num_turns in _repetitions(config):
-        if form.kernels == "cpu" and num_turns > 1:
-            x_RH = stack.loop(turn, num_turns, x_RH)
+    for iteration, num_iterations in _repetitions(config):
+        if version.kernels == "cpu" and num_iterations > 1:
+            x_RH = stack.loop(iteration, num_iterations, x_RH)
         else:
-            for _ in range(num_turns):
-                x_RH = stack.apply(nodes, turn, x_RH)
+            for _ in range(num_iterations):
+                x_RH = stack.apply(nodes, iteration, x_RH)
     x_BSH = nodes.add("Reshape", [x_RH, stack.shape])
-    if form.compute != "fp32":
+    if version.compute != "fp32":
         x_BSH = nodes.add("Cast", [x_BSH], attributes={"to": TensorProto.FLOAT})
     nodes.return_as(x_BSH, HIDDEN)
     return make_model("albert_encoder", nodes, _inputs(), [_hidden(config)])
 
 
-def _repetitions(config: AlbertConfig) -> list[tuple[_Turn, int]]:
-    """Split the layer plan into runs: (layers of one iteration, number of iterations)."""
+def _repetitions(config: AlbertConfig) -> list[tuple[_Iteration, int]]:
+    """Return the layers of each repeated iteration, and the number of iterations."""
     size = config.num_inner_layers
     plan = config.layer_plan
-    turns = [plan[start : start + size] for start in range(0, len(plan), size)]
-    return [(turn, len(list(run))) for turn, run in groupby(turns)]
+    iterations = [plan[start : start + size] for start in range(0, len(plan), size)]
+    return [(iteration, len(list(run))) for iteration, run in groupby(iterations)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stack:
-    """The layers of one encoder, for its graph or for Loop bodies."""
+    """The layers of one encoder, for its graph or for Loop bodies.
+
+    Attributes:
+        config: sizes of the model.
+        nodes: nodes of the graph.
+        shape: name of the shape (B, S, H).
+    """
 
     config: AlbertConfig
     nodes: Nodes
-    shape: str  # holds (B, S, H)
+    shape: str
 
-    def apply(self, nodes: Nodes, turn: _Turn, x_RH: str) -> str:
+    def apply(self, nodes: Nodes, iteration: _Iteration, x_RH: str) -> str:
         """Append the layers of one iteration to `nodes`."""
-        for attention, ffn in turn:
+        for attention, ffn in iteration:
             x_RH = apply_layer(
                 nodes,
                 self.config,
@@ -113,34 +119,34 @@ class _Stack:
             )
         return x_RH
 
-    def loop(self, turn: _Turn, num_turns: int, x_RH: str) -> str:
+    def loop(self, iteration: _Iteration, num_iterations: int, x_RH: str) -> str:
         """Append a Loop whose body is the layers of one iteration.
 
-        The weights stay outside of the body: inside, they would be mapped and packed twice.
+        The weights are outside the body: inside, they would be mapped and packed twice.
         """
-        scope = f"layer_{turn[0][0]}/"
+        scope = f"layer_{iteration[0][0]}/"
         body_nodes = Nodes(
             self.nodes.initializers, rows=self.nodes.rows, scope=scope, outer=self.nodes
         )
-        out_RH = self.apply(body_nodes, turn, f"{scope}x")
-        go_on = body_nodes.add("Identity", [f"{scope}go_on"])
+        out_RH = self.apply(body_nodes, iteration, f"{scope}x")
+        condition = body_nodes.add("Identity", [f"{scope}condition"])
         body = helper.make_graph(
             body_nodes.protos,
             f"{scope}body",
             [
-                helper.make_tensor_value_info(f"{scope}turn", TensorProto.INT64, []),
-                helper.make_tensor_value_info(f"{scope}go_on", TensorProto.BOOL, []),
+                helper.make_tensor_value_info(f"{scope}iteration", TensorProto.INT64, []),
+                helper.make_tensor_value_info(f"{scope}condition", TensorProto.BOOL, []),
                 self._rows(f"{scope}x"),
             ],
-            [helper.make_tensor_value_info(go_on, TensorProto.BOOL, []), self._rows(out_RH)],
+            [helper.make_tensor_value_info(condition, TensorProto.BOOL, []), self._rows(out_RH)],
         )
-        count = self.nodes.constant(f"{scope}num_turns", np.array(num_turns, np.int64))
+        count = self.nodes.constant(f"{scope}num_iterations", np.array(num_iterations, np.int64))
         start = self.nodes.constant(f"{scope}start", np.array(True))
         return self.nodes.add("Loop", [count, start, x_RH], attributes={"body": body})
 
     def _rows(self, name: str) -> ValueInfoProto:
         return helper.make_tensor_value_info(
-            name, self.nodes.form.data_type, ["rows", self.config.hidden_size]
+            name, self.nodes.version.data_type, ["rows", self.config.hidden_size]
         )
 
 
@@ -161,15 +167,15 @@ def build_head(
     config: AlbertConfig,
     head: str,
     num_outputs: int,
-    stored: Mapping[str, StoredTensor],
-    form: Form = CPU_FORM,
+    tensors: Mapping[str, StoredTensor],
+    version: GraphVersion = CPU_VERSION,
 ) -> ModelProto:
-    """Build (hidden_states (B, S, H), rows (R)) -> logits (R, num_outputs), with the pooler.
+    """Build the graph (hidden_states (B, S, H), rows (R)) -> logits (R, num_outputs).
 
     `rows` are int64: row b * S + s is position s of sequence b. A head computes in fp32 in every
-    form, since its rows are few.
+    version, because it has few rows.
     """
-    initializers = Initializers(stored, replace(form, compute="fp32"))
+    initializers = Initializers(tensors, replace(version, compute="fp32"))
     nodes = Nodes(initializers, rows="rows")
     rows_RH = nodes.add("Gather", [as_rows(nodes, HIDDEN, config.hidden_size), "rows"])
     if head == "fill-mask":

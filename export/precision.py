@@ -1,11 +1,11 @@
 """Conversion of a checkpoint's weights to the precision of a bundle.
 
-Vectors stay fp32, as do matrices too small to matter: positions, token types, output layers.
+Vectors stay in fp32, and so do small matrices: positions, token types and output layers.
 
-fp16 is for the disk: a CPU computes in fp32. int8 is symmetric with a scale for each output, and
-matrices lie the other way round, [in, out], as the runtime's product takes them: one stored copy
-of the word embeddings serves both ends of the model. The weights of two adjacent inputs have at
-most 128 steps together, so that the product is exact on every CPU (docs/decisions.md).
+fp16 saves disk space only: a CPU computes in fp32. int8 is symmetric with a scale for each output.
+Its matrices have the layout [in, out] of the runtime's product, so one stored copy of the word
+embeddings serves both ends of the model. The weights of two adjacent inputs have a sum of at most
+128 steps, so the product is exact on every CPU (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from export.source import Source, read_weight
 from export.verify import random_batches, torch_batch
 from training.model.heads import AlbertForTasks
 
-# Part -> suffixes of its matrices' names.
+# Suffixes of the names of each part's matrices.
 PARTS: Final[dict[Part, tuple[str, ...]]] = {
     "embeddings": ("word_embeddings", "embedding_hidden_mapping_in"),
     "attention": ("query", "key", "value", "attention.dense"),
@@ -39,7 +39,7 @@ PARTS: Final[dict[Part, tuple[str, ...]]] = {
     "heads": ("pooler", "predictions.dense", "dense_0"),
 }
 _STEPS: Final = 127
-_LARGEST_FP16: Final = float(np.finfo(np.float16).max)
+_MAX_FP16: Final = float(np.finfo(np.float16).max)
 
 _Array = NDArray[Any]
 
@@ -51,37 +51,42 @@ def write_weights(
     fp32_parts: Collection[Part],
     largest_inputs: Mapping[str, _Array],
 ) -> None:
-    """Write the weights that the tasks need; the parts in `fp32_parts` stay fp32.
+    """Write the weights that the tasks need.
 
     Args:
-        largest_inputs: of each input (I) of the matrices whose inputs are smoothed in int8.
+        source: checkpoint with the weights.
+        file: file to write.
+        precision: precision of the matrices.
+        fp32_parts: parts that stay in fp32.
+        largest_inputs: largest absolute inputs (I) of each matrix whose inputs are smoothed in
+            int8, by its stored name.
     """
     names = progress(source.names, title=f"to {precision}", unit="weights")
     tensors = {
-        stored: array
+        key: array
         for name in names
-        for stored, array in _convert(source, name, precision, fp32_parts, largest_inputs)
+        for key, array in _convert(source, name, precision, fp32_parts, largest_inputs)
     }
     try:
         save_file(tensors, file, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(str(error)) from error
-    file.chmod(0o644)  # safetensors makes a file that only its owner may read
+    file.chmod(0o644)  # safetensors writes a file that only its owner can read
 
 
 def part_of(name: str) -> Part | None:
-    """Return the part of this matrix; None for a weight that is always fp32."""
+    """Return the part of a matrix, by its name; None for a weight that is always fp32."""
     stem = name.removesuffix(".weight")
-    for part, endings in PARTS.items():
-        if stem != name and any(f".{stem}".endswith(f".{ending}") for ending in endings):
+    for part, suffixes in PARTS.items():
+        if stem != name and any(f".{stem}".endswith(f".{suffix}") for suffix in suffixes):
             return part
     return None
 
 
 def quantize(weight_OI: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Quantise a matrix [O, I] to int8 [I, O] and a scale (O) per output: weight = int8 * scale."""
-    # x86 CPUs without VNNI add the products of two adjacent inputs in 16 bits, signed: 255 * 128
-    # fits, 255 * 129 saturates.
+    # x86 CPUs without VNNI add the products of two adjacent inputs in signed 16 bits: 255 * 128
+    # fits, and 255 * 129 saturates.
     pairs_OI = weight_OI[:, :-1:2] + weight_OI[:, 1::2]
     largest_O = np.maximum(np.abs(weight_OI).max(axis=1), np.abs(pairs_OI).max(axis=1, initial=0))
     scale_O = largest_O / _STEPS
@@ -91,11 +96,11 @@ def quantize(weight_OI: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[
 
 
 def smoothing(largest_I: _Array) -> _Array:
-    """Return the factors (I) by which inputs are smoothed, from the largest value of each.
+    """Return the smoothing factors (I) of inputs with these largest absolute values (I).
 
-    A row has one scale, so an outlier channel leaves few steps to all others. A channel above the
-    median is multiplied by sqrt(median / largest), and its weights are divided by the same factor
-    (SmoothQuant with alpha 0.5, Xiao et al. 2023).
+    A row has one scale, so an outlier channel leaves few steps to the other channels. A channel
+    whose largest value exceeds the median is multiplied by sqrt(median / largest). Its weights are
+    divided by the same factor (SmoothQuant with alpha 0.5, Xiao et al. 2023).
     """
     median = np.median(largest_I)
     return np.sqrt(median / np.maximum(largest_I, median)) if median > 0 else 0 * largest_I + 1
@@ -108,7 +113,7 @@ def _convert(
     fp32_parts: Collection[Part],
     largest_inputs: Mapping[str, _Array],
 ) -> Iterator[tuple[str, _Array]]:
-    weight: _Array = read_weight(source.weights_file, source.stored[name])
+    weight: _Array = read_weight(source.weights_file, source.tensors[name])
     part = part_of(name)
     if part is None or part in fp32_parts or precision == "fp32":
         yield name, np.array(weight)
@@ -121,32 +126,32 @@ def _convert(
         yield name, int8_IO
         yield name + SCALE_SUFFIX, scale_O
     else:
-        if np.abs(weight).max() > _LARGEST_FP16:
+        if np.abs(weight).max() > _MAX_FP16:
             raise ExportError(
-                f"{name} has values over {_LARGEST_FP16:.0f}, the largest of fp16; export it in "
-                f"fp32, or keep its part so: --keep-fp32 {part}"
+                f"{name} has values of more than {_MAX_FP16:.0f}, the largest of fp16. Export "
+                f"the model in fp32, or only this part with --keep-fp32 {part}."
             )
         yield name, weight.astype(np.float16)
 
 
 @torch.inference_mode()
 def largest_inputs(
-    model: AlbertForTasks, special: SpecialIds, stored: Mapping[str, object]
+    model: AlbertForTasks, special: SpecialIds, tensors: Mapping[str, object]
 ) -> dict[str, NDArray[Any]]:
-    """Return the largest absolute value of each input (I), by the stored name of the matrix.
+    """Return the largest absolute inputs (I) of each smoothed matrix, by its stored name.
 
-    Hidden states of [CLS] have channels of 10 to 50 times the others' size: before the feed-forward
-    part, between its matrices, and before the pooler. Random ids between special tokens have them
-    as real texts do.
+    Hidden states of [CLS] have channels 10 to 50 times as large as the other channels: before the
+    feed-forward part, between its matrices, and before the pooler. They also have them between
+    random ids, so no texts are needed.
     """
     largest: dict[str, NDArray[Any]] = {}
 
-    def keep_largest(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        found_I = inputs[0].abs().flatten(0, -2).amax(0).numpy()
-        largest[name] = np.maximum(largest.get(name, found_I), found_I)
+    def update_largest(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        batch_I = inputs[0].abs().flatten(0, -2).amax(0).numpy()
+        largest[name] = np.maximum(largest.get(name, batch_I), batch_I)
 
     hooks = [
-        linear.register_forward_pre_hook(partial(keep_largest, stored_name(name, stored)))
+        linear.register_forward_pre_hook(partial(update_largest, stored_name(name, tensors)))
         for name, linear in _smoothed(model)
     ]
     for batch in random_batches(model.config, special):
@@ -159,9 +164,9 @@ def largest_inputs(
 
 
 def _smoothed(model: AlbertForTasks) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the linear maps whose inputs are smoothed, by the names of their matrices.
+    """Yield the linear maps whose inputs are smoothed, with the names of their matrices.
 
-    Those of attention have no such channels, and share one quantised input.
+    The inputs of attention have no outlier channels, and its maps share one quantised input.
     """
     for number, ffn in enumerate(model.albert.encoder.ffns):
         prefix = layer_name(number, model.config)

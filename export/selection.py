@@ -1,7 +1,7 @@
-"""The tasks of a bundle: those that the checkpoint's last run trained, or those asked for.
+"""The tasks of a bundle: the tasks that the last run trained, or the requested tasks.
 
-Training a task moves the shared weights away from the tasks that are not trained beside it, whose
-heads are still in the checkpoint.
+Training changes the shared weights, so the tasks that a run does not train get worse. Their heads
+are still in the checkpoint.
 """
 
 from __future__ import annotations
@@ -16,26 +16,28 @@ from export.config import ExportError
 from export.source import Source
 from training.model.heads import MULTIPLE_CHOICE
 
-# A trained task is left out as well if it lost more than this share of its figure.
-_MOST_LOST: Final = 0.1
+# A trained task is omitted, too, if it lost more than this fraction of its metric.
+_MAX_LOSS: Final = 0.1
 
 
 def select_tasks(
     source: Source, names: Collection[TaskName], measured: Collection[TaskName] = ()
 ) -> tuple[Source, dict[str, str]]:
-    """Return the source with the tasks of the bundle, and why each other one is left out.
+    """Return the source with the tasks of the bundle, and the reason for each omitted task.
 
     Args:
-        names: the tasks to export; empty for those that the last run trained, or for all heads
-            where the checkpoint does not say what was trained.
-        measured: tasks that are exported as well, since there is data for them.
+        source: checkpoint with all tasks.
+        names: tasks to export; empty for the tasks that the last run trained, or for all tasks if
+            the checkpoint has no record of its training.
+        measured: tasks with labelled data, which are exported, too.
     """
     missing = sorted({*names} - {*source.tasks})
     if missing:
         raise ExportError(
-            f"--tasks {' '.join(missing)}: the checkpoint has {', '.join(source.tasks) or 'none'}"
+            f"--tasks {' '.join(missing)}: the checkpoint has only "
+            f"{', '.join(source.tasks) or 'heads that are not served'}. Choose from these."
         )
-    reasons = _faults(source)
+    reasons = _untrained_tasks(source)
     if names:
         reasons = {task: "it is not among --tasks" for task in source.tasks if task not in names}
     reasons = {task: why for task, why in reasons.items() if task not in measured}
@@ -43,15 +45,15 @@ def select_tasks(
     if source.has_choices:
         if not heads:
             raise ExportError(
-                "multiple choice is not served, and no other head is exported. Measure it with "
-                "`albert-serve evaluate --multiple-choice`, or name other heads with --tasks"
+                "Multiple choice is not served, and no other head is exported. Measure it with "
+                "`albert-serve evaluate --multiple-choice`, or name other heads with --tasks."
             )
         reasons[MULTIPLE_CHOICE] = "it is not served"
     return replace(source, heads=heads), reasons
 
 
-def _faults(source: Source) -> dict[str, str]:
-    """Return why tasks are left out of an export that names none."""
+def _untrained_tasks(source: Source) -> dict[str, str]:
+    """Return the tasks that the last run did not train, or made worse, with the reason."""
     stages = source.training.get("stages")
     last = stages[-1] if isinstance(stages, list) and stages else None
     trained = last.get("tasks") if isinstance(last, dict) else None
@@ -59,25 +61,26 @@ def _faults(source: Source) -> dict[str, str]:
         return {}
     names = {task_of(str(head)) for head in trained}
     before = last.get("before")
-    figures = before if isinstance(before, dict) else {}
+    previous = before if isinstance(before, dict) else {}
     reasons: dict[str, str] = {}
     for task in source.tasks:
-        note, lost = _compare(source.evaluation, task, figures.get(task))
+        note, loss = _compare(source.evaluation, task, previous.get(task))
         if task not in names:
             reasons[task] = f"the last run did not train it{note}"
-        elif lost > _MOST_LOST:
-            reasons[task] = f"it lost {100 * lost:.0f} % of its figure in the last run{note}"
+        elif loss > _MAX_LOSS:
+            reasons[task] = f"it lost {100 * loss:.0f} % of its metric in the last run{note}"
     return reasons
 
 
-def _compare(evaluation: Mapping[str, Any], task: str, before: object) -> tuple[str, float]:
-    """Describe a task's figures before the last run and after it, and return the share lost."""
-    after = evaluated_quality(evaluation, task)
-    if not isinstance(before, dict) or not isinstance(before.get("percent"), int | float):
+def _compare(evaluation: Mapping[str, Any], task: str, previous: object) -> tuple[str, float]:
+    """Describe a task's metric before and after the last run, and return the fraction lost."""
+    current = evaluated_quality(evaluation, task)
+    if not isinstance(previous, dict) or not isinstance(previous.get("percent"), int | float):
         return "", 0.0
-    note = f": {before.get('metric')} {before['percent']:.1f} % before it"
-    if after is None:
-        return f"{note}, after it not measured", 0.0
-    note += f", {after.percent:.1f} % after it"
-    is_same = all(before.get(key) == getattr(after, key) for key in ("metric", "count"))
-    return note, 1 - after.percent / before["percent"] if is_same and before["percent"] > 0 else 0.0
+    percent = previous["percent"]
+    note = f": {previous.get('metric')} {percent:.1f} % before it"
+    if current is None:
+        return f"{note}, not measured after it", 0.0
+    note += f", {current.percent:.1f} % after it"
+    is_same = all(previous.get(key) == getattr(current, key) for key in ("metric", "count"))
+    return note, 1 - current.percent / percent if is_same and percent > 0 else 0.0

@@ -1,4 +1,4 @@
-"""A checkpoint directory, read and validated for export."""
+"""A checkpoint folder, read and checked for export."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model", "vocab.txt")
 _JSON_OBJECT: Final = TypeAdapter(dict[str, JsonValue])
 _THRESHOLD: Final = TypeAdapter(Annotated[FiniteFloat, Strict()] | None)
-# What a manifest sets about a head, after training.
-_TUNED: Final = {"temperature", "null_score_diff_threshold"}
+# These fields of a head in a bundle's manifest may be set after training.
+_TUNED_FIELDS: Final = {"temperature", "null_score_diff_threshold"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,20 +57,22 @@ class Source:
     """A checkpoint that can be exported.
 
     Attributes:
-        heads: its heads that are exported, as in a manifest.
-        has_choices: whether it holds a head for multiple choice, which is not served.
-        stored: its weights' places in `model.safetensors`, by their names there.
-        needed_names: names of the weights that the backbone and all heads of the checkpoint need.
-        evaluation: content of its `evaluation.json`, or what a bundle's manifest has of it.
-        training: content of its `training.json`, likewise.
-        examples: inputs that the service's page shows, of a bundle's manifest.
+        folder: folder of the checkpoint.
+        config: sizes of the model.
+        heads: manifest entries of the heads to export.
+        has_choices: whether the checkpoint has a head for multiple choice, which is not served.
+        tensors: locations of the weights in `model.safetensors`, by stored name.
+        needed_names: stored names of the weights that the backbone and all heads need.
+        evaluation: content of `evaluation.json`, or the evaluation in a bundle's manifest.
+        training: content of `training.json`, or the record of training in a bundle's manifest.
+        examples: examples for the service's page from a bundle's manifest, by task.
     """
 
     folder: Path
     config: AlbertConfig
     heads: dict[str, HeadEntry]
     has_choices: bool
-    stored: dict[str, StoredTensor]
+    tensors: dict[str, StoredTensor]
     needed_names: frozenset[str]
     evaluation: dict[str, Any]
     training: dict[str, Any]
@@ -78,14 +80,14 @@ class Source:
 
     @property
     def weights_file(self) -> Path:
-        """The file of the weights."""
+        """The file with the weights."""
         return self.folder / WEIGHTS_FILE
 
     @property
     def names(self) -> list[str]:
         """The stored names of the weights that the backbone and the heads need."""
         shapes = needed_shapes(self.config, self.heads)
-        return [stored_name(name, self.stored) for name in shapes]
+        return [stored_name(name, self.tensors) for name in shapes]
 
     @property
     def tasks(self) -> list[TaskName]:
@@ -94,43 +96,43 @@ class Source:
 
     @property
     def num_outputs(self) -> dict[str, int]:
-        """The outputs of each head."""
+        """The number of outputs of each head."""
         return {head: entry.num_outputs for head, entry in self.heads.items()}
 
 
 def read_source(folder: Path) -> Source:
-    """Read a checkpoint's configuration and its weights' header, and check one by the other.
+    """Read a checkpoint's configuration and the header of its weights, and compare the two.
 
-    A bundle in fp32 is a checkpoint too; its manifest's temperatures, threshold and examples stay.
+    A bundle in fp32 is a checkpoint, too: its temperatures, threshold and examples are retained.
 
     Args:
-        folder: in the standard form of `training.conversion.standard`.
+        folder: checkpoint in the standard format of `training.conversion.standard`.
     """
     hf = read_config(folder)
     config = check_config(hf, folder)
     _check_files(folder)
-    stored = read_header(folder / WEIGHTS_FILE)
-    shapes = {name: tensor.shape for name, tensor in stored.items()}
+    tensors = read_header(folder / WEIGHTS_FILE)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     heads = find_tasks(shapes, hf.get("architectures") or ())
     manifest = read_manifest(folder) if (folder / MANIFEST_FILE).is_file() else None
     entries = _read_heads(hf, heads)
     if manifest is not None:
         entries = {
             head: entry.model_copy(
-                update=manifest.heads[head].model_dump(include=_TUNED, exclude_unset=True)
+                update=manifest.heads[head].model_dump(include=_TUNED_FIELDS, exclude_unset=True)
             )
             if head in manifest.heads
             else entry
             for head, entry in entries.items()
         }
-    names = _check_weights(stored, config, entries)
-    _check_finite(folder / WEIGHTS_FILE, {name: stored[name] for name in names})
+    names = _check_weights(tensors, config, entries)
+    _check_finite(folder / WEIGHTS_FILE, {name: tensors[name] for name in names})
     return Source(
         folder=folder,
         config=config,
         heads=entries,
         has_choices=MULTIPLE_CHOICE in heads,
-        stored=stored,
+        tensors=tensors,
         needed_names=frozenset(names),
         evaluation=read_json_object(folder / "evaluation.json")
         or (dict(manifest.evaluation) if manifest else {}),
@@ -150,39 +152,44 @@ def with_threshold(
 ) -> Source:
     """Return the source with the threshold of "no answer" of question answering.
 
+    The first of these that exists is used: `option`, the best threshold in `results`, the threshold
+    in a bundle's manifest, and the best threshold in the checkpoint's evaluation.
+
     Args:
-        option: None for the threshold of the best F1 in `results`, or else the one of a bundle's
-            manifest, or else that of the best F1 in the evaluation, as far as there is one.
+        source: checkpoint.
+        option: threshold that the user requested, or None.
+        results: results of the evaluation that the user passed.
     """
     entry = source.heads.get("question-answering")
     if entry is None:
         if option is None:
             return source
         raise ExportError(
-            "--null-score-diff-threshold is of question-answering; the bundle has "
-            f"{', '.join(source.tasks) or 'no task with a head'}, --tasks names others"
+            "--null-score-diff-threshold requires question-answering; the bundle has "
+            f"{', '.join(source.tasks) or 'no task with a head'}. Omit the option, or add the task "
+            "with --tasks."
         )
-    own, evaluated = entry.null_score_diff_threshold, source.evaluation.get(BEST_F1_THRESHOLD)
-    values = (option, results.get(BEST_F1_THRESHOLD), own, evaluated)
+    in_manifest, key = entry.null_score_diff_threshold, BEST_F1_THRESHOLD
+    values = (option, results.get(key), in_manifest, source.evaluation.get(key))
     threshold = next((value for value in values if value is not None), None)
     try:
         threshold = _THRESHOLD.validate_python(threshold)
     except ValidationError as error:
         raise ExportError(
-            f"{BEST_F1_THRESHOLD} of the evaluation is {threshold!r}, not a number"
+            f"{key} of the evaluation is {threshold!r}, not a number. Correct or remove it."
         ) from error
     entry = entry.model_copy(update={"null_score_diff_threshold": threshold})
     return replace(source, heads={**source.heads, "question-answering": entry})
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; an empty object without the file."""
+    """Read the object in a JSON file; return an empty object if the file does not exist."""
     if not file.is_file():
         return {}
     try:
         return _JSON_OBJECT.validate_json(file.read_bytes())
     except ValueError as error:
-        raise ExportError(f"{file} is not a JSON object: {describe_faults(error)}") from error
+        raise ExportError(f"{file} is not a JSON object: {describe_faults(error)}.") from error
 
 
 def read_weight(file: Path, tensor: StoredTensor) -> np.memmap[Any, np.dtype[np.float32]]:
@@ -193,39 +200,44 @@ def read_weight(file: Path, tensor: StoredTensor) -> np.memmap[Any, np.dtype[np.
 def _check_files(folder: Path) -> None:
     if not (folder / TOKENIZER_FILE).is_file():
         raise ExportError(
-            f"{folder} has neither {TOKENIZER_FILE} nor spiece.model nor vocab.txt; copy one of "
-            "them there from where the checkpoint comes from"
+            f"{folder} has neither {TOKENIZER_FILE} nor spiece.model nor vocab.txt. Copy one of "
+            "them from the origin of the checkpoint."
         )
 
 
 def _read_heads(hf: Mapping[str, Any], heads: Mapping[Task, int]) -> dict[str, HeadEntry]:
-    """Return the entries of the heads that are served, with these numbers of outputs."""
+    """Return the manifest entries of the heads that are served.
+
+    Args:
+        hf: content of `config.json`.
+        heads: number of outputs by head.
+    """
     entries: dict[str, HeadEntry] = {}
     for head, num_outputs in heads.items():
         if head == "sentence-order" and hf.get("albert_sentence_task") == "nsp":
-            continue  # the head tells whether a text follows, not in what order two stand
+            continue  # the head predicts whether two texts belong together, not their order
         if not is_task(task_of(head)):
             continue
-        known: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if is_classifier(head):
             labels = read_labels(hf, num_outputs, head)
-            known = {"labels": labels.names, "problem_type": labels.problem}
-            known["temperature"] = read_temperature(hf, head)
-            known["name"] = default_name(hf) if head == CLASSIFICATION else None
+            fields = {"labels": labels.names, "problem_type": labels.problem}
+            fields["temperature"] = read_temperature(hf, head)
+            fields["name"] = default_name(hf) if head == CLASSIFICATION else None
         elif head == TOKENS:
-            known = {"labels": read_labels(hf, num_outputs, head).names}
+            fields = {"labels": read_labels(hf, num_outputs, head).names}
         graph = f"{head.replace('/', '-')}.onnx"
-        entries[head] = HeadEntry(graph=graph, num_outputs=num_outputs, **known)
+        entries[head] = HeadEntry(graph=graph, num_outputs=num_outputs, **fields)
     return entries
 
 
 def _check_weights(
-    stored: Mapping[str, StoredTensor], config: AlbertConfig, heads: Mapping[str, HeadEntry]
+    tensors: Mapping[str, StoredTensor], config: AlbertConfig, heads: Mapping[str, HeadEntry]
 ) -> list[str]:
-    """Check that all weights are there, fp32 and of the right shape; return their stored names."""
+    """Check that all weights are present, in fp32 and of the right shape; return their names."""
     expected = needed_shapes(config, heads)
-    names = [stored_name(name, stored) for name in expected]
-    check_shapes(stored, expected)
+    names = [stored_name(name, tensors) for name in expected]
+    check_shapes(tensors, expected)
     return names
 
 
@@ -236,5 +248,5 @@ def _check_finite(file: Path, tensors: Mapping[str, StoredTensor]) -> None:
     if bad:
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise ExportError(
-            f"{file}: {bad[0]}{more} hold NaN or infinite numbers; nothing is exported"
+            f"{file}: {bad[0]}{more} contain NaN or infinite numbers. Export another checkpoint."
         )

@@ -1,4 +1,4 @@
-"""Verification of a bundle's graphs, which compute what torch does.
+"""Comparison of a bundle's graphs with torch.
 
 Shape legend: B sequences, S positions, H hidden size, R rows, K outputs.
 """
@@ -30,17 +30,18 @@ from albert_serve.runtime.ort import encoder_options, head_options, open_session
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tokenizer import AlbertTokenizer, SpecialIds
 from export.config import ExportError
-from export.graph import Compute, Form, rounded
+from export.graph import Compute, GraphVersion, emulate_rounding
 from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks
 
-# Lengths of the sequences of each batch: ragged from 1 up, unpadded; the longest is added.
+# The lengths of the sequences of two batches; `random_batches` adds one of all positions.
 _BATCHES: Final = ((1, 2, 3, 8, 21), (33, 33))
-_NUM_ROWS: Final = 32  # of a batch are given to a head, first and last ones
-# Of the largest value: fp16 rounds to 0.05 %, bf16 to 0.4 %, and roundings add up over the layers.
-# A trained model of four layers had 0.002 and 0.02 at most, random weights, which amplify what
-# trained ones do not, 0.034 and 0.071; a wrong graph has about 1.
-MAX_CUDA_SHARE: Final[Mapping[Compute, float]] = {"fp32": 1e-4, "fp16": 0.06, "bf16": 0.3}
+# A head reads half of these rows from the start of a batch and half from its end.
+_NUM_ROWS: Final = 32
+# Fractions of the largest value. fp16 rounds to 0.05 %, bf16 to 0.4 %, and errors add up over the
+# layers: a trained model of four layers had 0.002 and 0.02, random weights, which amplify errors,
+# 0.034 and 0.071. A wrong graph has about 1.
+MAX_CUDA_DIFFERENCES: Final[Mapping[Compute, float]] = {"fp32": 1e-4, "fp16": 0.06, "bf16": 0.3}
 
 _Floats = NDArray[np.float32]
 
@@ -48,35 +49,34 @@ _Floats = NDArray[np.float32]
 def measure_parity(
     folder: Path, heads: Mapping[str, HeadEntry], model: AlbertForTasks
 ) -> dict[str, float]:
-    """Return the largest difference from torch, of "encoder" and of each head's logits.
+    """Return the largest difference from torch of the hidden states ("encoder") and each head.
 
-    Differences are shares of the largest value that torch has, or of 1 where all are smaller: the
-    numbers that a regression answers may be of any size.
-    Batches are random and ragged, with lengths from 1 to all positions; padding is left out of
-    the comparison. A head is given its runtime's own hidden states, so its figure is end to end.
+    A difference is a fraction of torch's largest value, or of 1 if all values are smaller. Batches
+    are random, with lengths from 1 to all positions; padding is ignored. A head reads the hidden
+    states of the runtime, so its difference includes the encoder's.
     """
     files = {head: folder / entry.graph for head, entry in heads.items()}
     return _measure(folder / ENCODER_FILE, files, model, special_ids(folder))
 
 
 def measure_cuda_parity(
-    folder: Path, heads: Mapping[str, HeadEntry], model: AlbertForTasks, form: Form
+    folder: Path, heads: Mapping[str, HeadEntry], model: AlbertForTasks, version: GraphVersion
 ) -> dict[str, float]:
-    """Return the same of the graphs for CUDA, with the roundings of their form, on the CPU.
+    """Return the differences of the graphs for CUDA, whose rounding is emulated on the CPU.
 
     Args:
-        folder: the bundle's.
-        heads: its heads.
-        model: the bundle's own weights in torch (`restore_weights`).
-        form: the form of its encoder for CUDA.
+        folder: folder of the bundle.
+        heads: heads of the bundle.
+        model: weights of the bundle in torch (`restore_weights`).
+        version: version of the encoder for CUDA.
     """
     files = {}
     for head, entry in heads.items():
         cuda_head = (folder / entry.graph).with_suffix(CUDA_SUFFIX)
         files[head] = cuda_head if cuda_head.exists() else folder / entry.graph
-    emulated = folder / ".emulated.onnx"  # in the folder of the weights that it refers to
+    emulated = folder / ".emulated.onnx"  # it refers to the weights of this folder
     graph = onnx.load(folder / CUDA_ENCODER_FILE, load_external_data=False)
-    onnx.save(rounded(graph, form), emulated)
+    onnx.save(emulate_rounding(graph, version), emulated)
     try:
         return _measure(emulated, files, model, special_ids(folder))
     finally:
@@ -84,7 +84,7 @@ def measure_cuda_parity(
 
 
 def special_ids(folder: Path) -> SpecialIds:
-    """Return the special tokens of a folder's tokenizer."""
+    """Return the ids of the special tokens of a folder's tokenizer."""
     try:
         return AlbertTokenizer.from_file(folder / TOKENIZER_FILE).special
     except BundleError as error:
@@ -95,7 +95,7 @@ def _measure(
     encoder_file: Path, head_files: Mapping[str, Path], model: AlbertForTasks, special: SpecialIds
 ) -> dict[str, float]:
     model.eval()
-    worst: dict[str, _Floats] = {}
+    largest: dict[str, _Floats] = {}
     try:
         encoder = Encoder(session=open_session(encoder_file, encoder_options(RuntimeOptions())))
         heads = {task: open_session(file, head_options()) for task, file in head_files.items()}
@@ -103,51 +103,53 @@ def _measure(
         for batch in progress(batches, title="comparing with torch", unit="batches"):
             hidden_BSH = encoder.run(batch).numpy()
             for name, difference in _differences(model, heads, batch, hidden_BSH):
-                worst[name] = np.maximum(worst.get(name, 0), difference)  # NaN stays NaN
+                largest[name] = np.maximum(largest.get(name, 0), difference)  # NaN stays NaN
     except AlbertServeError as error:
         raise ExportError(str(error)) from error
-    except Exception as error:  # the runtime's exceptions share no base but this
-        raise ExportError(f"the runtime cannot run the graphs: {error}") from error
-    return {name: float(value / max(1.0, largest)) for name, (value, largest) in worst.items()}
+    except Exception as error:  # the runtime's exceptions have no other common base
+        raise ExportError(f"The runtime cannot run the graphs: {error}") from error
+    return {name: float(value / max(1.0, scale)) for name, (value, scale) in largest.items()}
 
 
 def check_parity(
-    parity: Mapping[str, float], limit: float, *, graphs: str = "the graphs", advice: str
+    parity: Mapping[str, float], limit: float, *, graphs: str = "The graphs", advice: str
 ) -> None:
-    """Check that no difference is over the limit.
+    """Check that no difference exceeds the limit.
 
     Args:
-        graphs: what is compared, in words.
-        advice: what can be done.
+        parity: differences by graph.
+        limit: maximum difference.
+        graphs: name of the graphs in the message.
+        advice: last sentence of the message.
     """
-    over = {name: value for name, value in parity.items() if not value <= limit}
-    if over:
-        listed = ", ".join(f"{name} {value:.2e}" for name, value in over.items())
+    failures = {name: value for name, value in parity.items() if not value <= limit}
+    if failures:
+        listed = ", ".join(f"{name} {value:.2e}" for name, value in failures.items())
         raise ExportError(
-            f"{graphs} differ from torch by {listed}; allowed is {limit:.0e}. Nothing was written. "
-            f"{advice}"
+            f"{graphs} differ from torch by {listed}, as fractions of the largest value; the "
+            f"limit is {limit:.0e}. Nothing was written. {advice}"
         )
 
 
 def random_batches(config: AlbertConfig, special: SpecialIds) -> Iterator[PaddedBatch]:
-    """Random ids: a ragged batch, an unpadded one, and one sequence of all positions.
+    """Yield batches of random ids: a ragged one, an unpadded one, and one of all positions.
 
-    As in real inputs, each begins with [CLS] and ends with [SEP], and one token is [MASK]: it is
-    at these that trained models have their largest values.
+    Each sequence begins with [CLS], ends with [SEP] and contains [MASK], because trained models
+    have their largest values at these tokens.
     """
     generator = np.random.default_rng(0)
-    longest = config.max_positions
-    for lengths in (*_BATCHES, (longest,)):
-        lengths_B = np.minimum(lengths, longest).astype(np.int64)
+    max_length = config.max_positions
+    for lengths in (*_BATCHES, (max_length,)):
+        lengths_B = np.minimum(lengths, max_length).astype(np.int64)
         shape = (len(lengths), int(lengths_B.max()))
         ids_BS = generator.integers(0, config.vocab_size, shape)
-        every_B = np.arange(len(lengths))
-        for place_B, token in (
+        sequences_B = np.arange(len(lengths))
+        for position_B, token in (
             (0, special.cls),
             (lengths_B // 2, special.mask),
             (lengths_B - 1, special.sep),
         ):
-            ids_BS[every_B, place_B] = token
+            ids_BS[sequences_B, position_B] = token
         yield PaddedBatch(
             ids=ids_BS,
             types=generator.integers(0, config.num_token_types, shape),
@@ -155,10 +157,10 @@ def random_batches(config: AlbertConfig, special: SpecialIds) -> Iterator[Padded
         )
 
 
-def _real_rows(batch: PaddedBatch) -> NDArray[np.int64]:
-    """Return the unpadded rows of the batch's B * S."""
-    is_real_BS = np.arange(batch.ids.shape[1]) < batch.lengths[:, None]
-    return np.flatnonzero(is_real_BS)
+def _token_rows(batch: PaddedBatch) -> NDArray[np.int64]:
+    """Return the indices of the rows of the batch's B * S that are not padding."""
+    is_token_BS = np.arange(batch.ids.shape[1]) < batch.lengths[:, None]
+    return np.flatnonzero(is_token_BS)
 
 
 @torch.inference_mode()
@@ -168,19 +170,20 @@ def _differences(
     batch: PaddedBatch,
     hidden_BSH: _Floats,
 ) -> Iterator[tuple[str, _Floats]]:
-    """Yield the largest difference on this batch, and torch's largest value, of each graph."""
+    """Yield the largest difference of each graph on this batch, and torch's largest value."""
     expected_RH = model(torch_batch(batch)).flatten(0, 1)
-    real = _real_rows(batch)
-    got_RH = hidden_BSH.reshape(expected_RH.shape)
-    yield "encoder", _compare(expected_RH[real], got_RH[real])
-    rows = np.unique(np.concatenate([real[: _NUM_ROWS // 2], real[-_NUM_ROWS // 2 :]]))
+    token_rows = _token_rows(batch)
+    actual_RH = hidden_BSH.reshape(expected_RH.shape)
+    yield "encoder", _compare(expected_RH[token_rows], actual_RH[token_rows])
+    num_each = _NUM_ROWS // 2
+    rows = np.unique(np.concatenate([token_rows[:num_each], token_rows[-num_each:]]))
     for task, head in heads.items():
-        (got_RK,) = head.run(None, {"hidden_states": hidden_BSH, "rows": rows})
-        yield task, _compare(model.logits(task, expected_RH[rows]), got_RK)
+        (actual_RK,) = head.run(None, {"hidden_states": hidden_BSH, "rows": rows})
+        yield task, _compare(model.logits(task, expected_RH[rows]), actual_RK)
 
 
 def torch_batch(batch: PaddedBatch) -> ModelInputs:
-    """Return the same ids, types and lengths in torch."""
+    """Return a batch as tensors."""
     return ModelInputs(
         ids=torch.from_numpy(batch.ids),
         types=torch.from_numpy(batch.types),
@@ -188,6 +191,7 @@ def torch_batch(batch: PaddedBatch) -> ModelInputs:
     )
 
 
-def _compare(expected: torch.Tensor, got: _Floats) -> _Floats:
+def _compare(expected: torch.Tensor, actual: _Floats) -> _Floats:
+    """Return the largest difference and the largest expected value, (2)."""
     reference = expected.numpy()
-    return np.array([np.abs(reference - got).max(), np.abs(reference).max()])
+    return np.array([np.abs(reference - actual).max(), np.abs(reference).max()])

@@ -1,9 +1,10 @@
 """Hooks for all tests. A file or a folder (`__init__.py`) has its marks in `pytestmark`.
 
-`process`: the tests start processes, browsers or compilers, train, or take long; `make test-fast`
-leaves them out.
-`gpu`: they run on CUDA as well, by `make test-gpu`; without a GPU they are skipped.
-`extended`: `make test` has the main case of the same, or it is rarely changed; CI runs both.
+`process`: tests that start processes, browsers or compilers, train, or take seconds; `make
+test-fast` omits them.
+`gpu`: tests that also run on CUDA, by `make test-gpu`; they are skipped without a GPU.
+`extended`: additional cases, and tests of code that rarely changes; `make test` omits them, CI does
+not.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ _MARK: Final = re.compile(r"pytest\.mark\.(\w+)")
 
 
 def pytest_configure() -> None:
-    """Take interrupts, which tests send: programs that a shell starts in the background do not."""
+    """Accept the interrupts that tests send: programs started in the background ignore them."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import what is left out: its imports take longer than many tests."""
+    """Skip the import of omitted files, because imports take longer than many tests."""
     expression = config.getoption("markexpr")
-    is_left_out = any(f"not {mark}" in expression for mark in _marks(collection_path))
-    return True if is_left_out else None
+    is_omitted = any(f"not {mark}" in expression for mark in _marks(collection_path))
+    return True if is_omitted else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests the marks of their folders; pytest reads those of files."""
+    """Give tests the marks of their folders; pytest reads only the marks of files."""
     for item in items:
         for folder in item.path.relative_to(_TESTS).parents:
             for mark in _marks(_TESTS / folder):
@@ -45,13 +46,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Skip tests that need a GPU if there is none."""
     skip_without_gpu(item)
 
 
 @cache
 def _marks(path: Path) -> list[str]:
-    """Return the names in `pytestmark` of a file of tests, or of a folder's `__init__.py`."""
+    """Return the names in `pytestmark` of a test file, or of a folder's `__init__.py`."""
     file = path / "__init__.py" if path.is_dir() else path
     if file.suffix != ".py" or not file.is_file():
         return []

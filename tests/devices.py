@@ -1,4 +1,4 @@
-"""The devices that the same tests run on: the CPU everywhere, a GPU by `make test-gpu`."""
+"""The devices that tests run on: always the CPU, and a GPU by `make test-gpu`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _TESTS: Final = Path(__file__).parent
 
 
 def skip_without_gpu(item: pytest.Item) -> None:
-    """Skip a test that is marked `gpu` where its library cannot use CUDA, and say why.
+    """Skip a test that is marked `gpu`, with the reason, if its library cannot use CUDA.
 
-    Training's tests need torch alone; all others run ONNX Runtime.
+    Tests of training need only torch; all other tests run ONNX Runtime.
     """
     if item.get_closest_marker("gpu") is None:
         return

@@ -17,7 +17,7 @@ DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "examples/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-# Their commands are those of the version that trained the model.
+# The options in a card belong to the version that trained the model, so only links are checked.
 CARDS = sorted((ROOT / "models").glob("*/*.md"))
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^ {4}(.*)$", re.MULTILINE)
@@ -51,7 +51,7 @@ COMMANDS = sorted({match["command"] for match in FOUND if match["command"]})
 def test_a_command_has_the_options_that_are_printed(
     group: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own help has an example."""
+    """The help of the command has an example."""
     program, words = cli.__name__, [name]
     if group == "module":
         spec = importlib.util.find_spec(name)

@@ -144,7 +144,7 @@ def test_an_entity_classifier_is_measured_in_entity_f1(
 
 
 def test_a_manifest_of_version_2_is_read(classifiers_bundle: Bundle, tmp_path: Path) -> None:
-    """In it, the entry of the default classifier contains the others."""
+    """The entry of the default classifier contains the other classifiers."""
     shutil.copytree(classifiers_bundle.folder, tmp_path / "bundle")
     file = tmp_path / "bundle/manifest.json"
     content = json.loads(file.read_text()) | {"format_version": 2}
@@ -228,7 +228,7 @@ def test_an_omitted_task_has_no_graph_and_no_unused_weights(
     folder = trained(real_checkpoint, tmp_path / "checkpoint", [TEXTS])
     exported = export_bundle(folder, tmp_path / "bundle", precision=precision)
     assert list(exported.bundle.manifest.tasks) == [TEXTS]
-    assert set(exported.left_out) == set(ALL_TASKS) - {TEXTS}
+    assert set(exported.omitted) == set(ALL_TASKS) - {TEXTS}
     assert exported.unused == []
     assert not (tmp_path / "bundle/fill-mask.onnx").exists()
     assert ("predictions.bias" in load_file(exported.bundle.weights_file)) == (precision == "fp32")
@@ -240,7 +240,7 @@ def test_a_checkpoint_of_embeddings_alone_answers_them(
     folder = trained(real_checkpoint, tmp_path / "checkpoint", [])
     assert main([str(folder), str(tmp_path / "bundle")]) == 0
     error = capsys.readouterr().err
-    assert "the bundle has no head" in error
+    assert "The bundle has no head" in error
     assert "fill-mask" in error
     with AlbertClient.local(tmp_path / "bundle", num_threads=1) as albert:
         assert [task.name for task in albert.info().tasks] == ["feature-extraction"]

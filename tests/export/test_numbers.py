@@ -25,7 +25,7 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.settings import shipped_bundle
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer
-from export.graph import CUDA_FORM, Compute
+from export.graph import CUDA_VERSION, Compute
 from export.models import build_encoder
 from tests.albert_serve.support import ROOT, served
 from tests.export.exporting import (
@@ -195,13 +195,13 @@ def test_hidden_states_are_torchs_whatever_the_padding(
 def test_the_version_for_cuda_computes_the_same(
     precision: Precision, compute: Compute, tolerance: float, tmp_path: Path
 ) -> None:
-    """On the CPU, which has the same operators; the weights are those of the bundle."""
+    """It reads the weights of the bundle; the CPU has its operators, too."""
     config = replace(TINY, num_groups=2)
     write_checkpoint(tmp_path / "checkpoint", config, tasks=())
     exported = export_bundle(tmp_path / "checkpoint", tmp_path / "b", precision=precision)
     folder = exported.bundle.folder
     stored = read_header(folder / "model.safetensors")
-    version = replace(CUDA_FORM, compute=compute)
+    version = replace(CUDA_VERSION, compute=compute)
     onnx.save(build_encoder(config, stored, version), folder / "c.onnx")
     restored = tmp_path / "restored"
     restored.mkdir()
@@ -265,7 +265,7 @@ def test_parity_of_the_graphs_for_cuda_shows_their_rounding(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["large", "xlarge", "xxlarge"])
 def test_a_size_of_the_paper_answers_over_http_as_in_torch(name: str, tmp_path: Path) -> None:
-    """Its bundle has the weights once."""
+    """The bundle stores the weights once."""
     torch.manual_seed(0)
     # With a standard deviation of 0.02 the answer would hardly depend on the text.
     config = preset(name, initializer_range=preset(name).hidden_size ** -0.5)

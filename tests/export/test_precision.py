@@ -81,7 +81,7 @@ def test_only_outlier_channels_are_smoothed() -> None:
 
 @pytest.fixture
 def wide_checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint whose feed-forward part has an outlier channel, as [CLS] has in trained ones."""
+    """A checkpoint whose feed-forward part has an outlier channel, as trained models have."""
     model = write_checkpoint(tmp_path / "checkpoint", CONFIG)
     with torch.no_grad():
         model.get_parameter("albert.encoder.ffns.0.up.bias")[0] = 50.0

@@ -115,13 +115,13 @@ def test_the_default_limits_of_parity_are_those_documented(
 
 
 def test_a_value_that_only_a_special_token_has_is_found(tmp_path: Path) -> None:
-    """Among 30,000 tokens random ones would miss it; every real input has it."""
+    """Random tokens would miss it among 30,000; every real input has it."""
     folder = tmp_path / "checkpoint"
     model = write_checkpoint(folder, replace(TINY, vocab_size=30_000), tasks=("sentence-order",))
     with torch.no_grad():
         model.albert.embeddings.word.weight[SPECIAL_TOKENS.index("[SEP]")].mul_(1e6)
     save_checkpoint(model, folder)
-    with pytest.raises(ExportError, match=r"in fp16, .*encoder nan.*--cuda-precision bf16"):
+    with pytest.raises(ExportError, match=r"in fp16 .*encoder nan.*--cuda-precision bf16"):
         export_bundle(folder, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
     for compute in ("bf16", "fp32"):
@@ -181,7 +181,7 @@ def test_in_fp32_all_labelled_data_has_the_metrics_of_evaluate(
     quality = compared.quality[TEXTS]
     assert quality.torch == pytest.approx(100 * predicted["text_classification_accuracy"])
     assert (quality.count, quality.data) == (40, ["dev.tsv"])
-    assert "1 of 40 texts were truncated" in capsys.readouterr().err
+    assert "1 of 40 texts are truncated." in capsys.readouterr().err
     figures = question_metrics(answer_questions(model, tokenizer, read_squad([SQUAD])), 0.0)
     f1 = compared.quality["question-answering"].torch
     assert f1 == pytest.approx(figures["question_answering_f1"])
@@ -204,7 +204,7 @@ def test_each_wrong_answer_costs_its_share(
     in_torch, in_bundle = (
         FixedLogits(partial(answer, wrong=wrong)) for wrong in (range(2), range(1, 8))
     )
-    result = compare(alone, tokenizer, in_torch, in_bundle, data).measured[TEXTS]
+    result = compare(alone, tokenizer, in_torch, in_bundle, data).measurements[TEXTS]
     assert result.quality.torch == 95
     assert result.quality.cost == pytest.approx(100 * 5 / 40)
     assert (result.num_worse, result.num_better) == (6, 1)
@@ -309,7 +309,7 @@ def test_the_first_100_lines_are_compared_up_to_64_tokens(
 def test_int8_of_a_trained_model_is_exported_without_labels(
     tmp_path: Path, capsys: Capture
 ) -> None:
-    """The built-in texts differ from those that the classifier was trained on."""
+    """The built-in texts differ from the texts that the classifier was trained with."""
     target = tmp_path / "bundle"
     options = ["--precision", "int8", "--tasks", TEXTS]
     assert main([str(shipped_bundle()), str(target), *options]) == 0
@@ -364,7 +364,7 @@ def test_a_significant_loss_over_a_point_is_rejected_with_what_can_be_done(
     result: MeasuredQuality, message: str
 ) -> None:
     results = {TEXTS: result, "right": measured("accuracy", 80.0, 0, 0)}
-    compared = Comparison(measured=results, differences={"other": 0.2})
+    compared = Comparison(measurements=results, differences={"other": 0.2})
     if not message:
         check_quality(compared, DEFAULTS.max_cost)
         return

@@ -63,9 +63,9 @@ REFUSALS: Final[dict[str, tuple[Change | None, list[str], str]]] = {
     "not finite": (
         weights(**{f"{FFN}.{name}": tensor for name, tensor in NOT_FINITE.items()}),
         [],
-        f"{FFN}.weight and 1 more hold NaN or infinite",
+        f"{FFN}.weight and 1 more contain NaN or infinite",
     ),
-    "one not finite": (weights(**{f"{FFN}.bias": NOT_FINITE["bias"]}), [], f"{FFN}.bias hold NaN"),
+    "one not finite": (weights(**{f"{FFN}.bias": NOT_FINITE["bias"]}), [], "ffn.bias contain NaN"),
     "a file": (lambda folder: folder.with_name("bundles").touch(), [], "cannot be written"),
     "fp16": (
         weights(**{f"{FFN}.weight": one_weight(-65505)}),
@@ -93,7 +93,7 @@ REFUSALS: Final[dict[str, tuple[Change | None, list[str], str]]] = {
         f"{BEST_F1_THRESHOLD} of the evaluation is '1', not a number",
     ),
     "no questions": (only("fill-mask"), ["--null-score-diff-threshold", "1"], "has fill-mask"),
-    "only multiple choice": (only("multiple-choice"), [], "multiple choice is not served"),
+    "only multiple choice": (only("multiple-choice"), [], "Multiple choice is not served"),
     "parity": (None, ["--max-difference", "1e-12"], "differ from torch by encoder"),
     "parity on CUDA": (None, ["--max-cuda-difference", "1e-5"], "--max-cuda-difference"),
     "evaluation": (None, ["--evaluation", "none.json"], "none.json"),

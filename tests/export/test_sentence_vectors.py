@@ -42,7 +42,7 @@ def write_sentence_model(checkpoint: Path, folder: Path, vectors: SentenceVector
 def test_vectors_are_those_of_sentence_transformers(
     real_checkpoint: Path, tmp_path: Path, vectors: SentenceVectors
 ) -> None:
-    """From the folder, from one that version 6 saves of it, and from an encoder's subfolder."""
+    """The library's folder may have the format of version 6, or the encoder in a subfolder."""
     library = pytest.importorskip("sentence_transformers", reason="pip install --group dev")
 
     def encode(folder: Path) -> Any:
@@ -73,7 +73,7 @@ def test_vectors_are_those_of_sentence_transformers(
 def test_a_cross_encoder_is_a_classifier_of_pairs(
     real_checkpoint: Path, tmp_path: Path, activation: torch.nn.Module
 ) -> None:
-    """Its one score has the activation with which it was saved."""
+    """The score has the activation that was saved with the model."""
     torch.manual_seed(3)
     model = load_checkpoint(real_checkpoint, {"text-classification": 1})
     label = {"id2label": {"0": "relevant"}, "label2id": {"relevant": 0}}

@@ -29,7 +29,7 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.runtime.ort import cuda_options, open_session
 from albert_serve.settings import Device, RuntimeOptions
 from albert_serve.tasks.base import EncoderInput
-from export.graph import CUDA_FORM, Compute
+from export.graph import CUDA_VERSION, Compute
 from export.models import build_encoder, build_head
 from export.precision import part_of
 from tests.albert_serve.batching.engines import some_inputs
@@ -186,10 +186,10 @@ def test_every_node_has_a_cuda_kernel(
     config = preset(size)
     write_zeros(config, precision, tmp_path / "model.safetensors")
     stored = read_header(tmp_path / "model.safetensors")
-    form = replace(CUDA_FORM, compute=compute)
-    graphs = {"encoder": build_encoder(config, stored, form)}
+    version = replace(CUDA_VERSION, compute=compute)
+    graphs = {"encoder": build_encoder(config, stored, version)}
     for task, num_outputs in TASKS.items():
-        graphs[task] = build_head(config, task, num_outputs, stored, form)
+        graphs[task] = build_head(config, task, num_outputs, stored, version)
     for name, model in graphs.items():
         onnx.save(model, tmp_path / f"{name}.onnx")
         operators, nodes = place(tmp_path / f"{name}.onnx")
