@@ -140,11 +140,12 @@ def test_the_threshold_of_no_answer_is_the_first_of_four(checkpoint: Path, targe
 
     assert threshold(read_source(checkpoint), None) is None
     (checkpoint / "evaluation.json").write_text(json.dumps({KEY: -1.5}))
+    (checkpoint / "training.json").write_text('{"steps": 3}')
     assert threshold(read_source(checkpoint), None) == -1.5
     words = [str(checkpoint), str(target), "--no-quality", "--null-score-diff-threshold=0"]
     assert main(words) == 0
     source = read_source(target)
-    assert source.evaluation == {KEY: -1.5}
+    assert (source.evaluation, source.training) == ({KEY: -1.5}, {"steps": 3})
     assert threshold(source, None) == 0
     assert threshold(source, None, {KEY: -1.0}) == -1
     assert threshold(source, 2.5, {KEY: -1.0}) == 2.5
