@@ -138,7 +138,7 @@ def _score_texts(logits_NK: NDArray[Any], targets_N: NDArray[Any], metric: Metri
     several = targets_N.ndim > 1
     errors = np.abs(predictions_of(logits_NK, several=several) - targets_N)
     scores = -errors if metric == "pearson" else 1 - errors.reshape(len(errors), -1).any(-1)
-    value = metric_figures((metric,), logits_NK, targets_N)[metric]
+    value = compute_metrics((metric,), logits_NK, targets_N)[metric]
     return Measurement(0.0 if math.isnan(value) else 100 * value, scores.tolist())
 
 

@@ -25,7 +25,8 @@ from albert_serve.bundle.weights import (
     SCALE_SUFFIX,
     SMOOTHING_SUFFIX,
 )
-from export.precision import part_of, quantize, smoothing
+from export.precision import largest_inputs, part_of, quantize, smoothing
+from export.verify import random_batches, special_ids, torch_batch
 from tests.albert_serve.support import ROOT
 from tests.export.exporting import (
     TINY,
@@ -77,6 +78,17 @@ def test_the_scale_is_the_smallest_that_fits_127_steps() -> None:
 def test_only_outlier_channels_are_smoothed() -> None:
     assert smoothing(np.array([1.0, 2.0, 8.0])).tolist() == [1, 1, 0.5]
     assert smoothing(np.array([0.0, 0.0, 8.0])).tolist() == [1, 1, 1]
+
+
+def test_the_inputs_of_the_pooler_are_hidden_states_of_the_first_token(checkpoint: Path) -> None:
+    model, special = load_checkpoint(checkpoint), special_ids(checkpoint)
+    largest = largest_inputs(model, special, {})["albert.pooler.weight"]
+    batches = list(random_batches(model.config, special))
+    with torch.inference_mode():
+        first_BH = torch.cat([model(torch_batch(batch))[:, 0] for batch in batches])
+    np.testing.assert_array_equal(largest, first_BH.abs().amax(0).numpy())
+    ids = batches[-1].ids[0]
+    assert [ids[0], ids[len(ids) // 2], ids[-1]] == [special.cls, special.mask, special.sep]
 
 
 @pytest.fixture

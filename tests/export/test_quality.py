@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,7 @@ from export.graph import Compute
 from export.labelled import read_labelled_data
 from export.precision import quantize
 from export.quality import Comparison, MeasuredQuality, check_quality, compare
-from export.source import Source, read_source
+from export.source import Source, read_source, with_threshold
 from export.verify import check_parity
 from export.verify import measure_parity as measure_cpu_parity
 from tests.export.exporting import TINY, export_bundle, write_checkpoint
@@ -166,6 +167,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_in_fp32_all_labelled_data_has_the_metrics_of_evaluate(
     source: Source, tokenizer: AlbertTokenizer, labelled: Path, tmp_path: Path, capsys: Capture
 ) -> None:
+    source = with_threshold(source, 1e4)
     config = replace(DEFAULTS, text_classification=(labelled,), question_answering=(SQUAD,))
     bundle = export_bundle(source.folder, tmp_path / "bundle").bundle
     model = load_checkpoint(source.folder)
@@ -182,7 +184,7 @@ def test_in_fp32_all_labelled_data_has_the_metrics_of_evaluate(
     assert quality.torch == pytest.approx(100 * predicted["text_classification_accuracy"])
     assert (quality.count, quality.data) == (40, ["dev.tsv"])
     assert "1 of 40 texts are truncated." in capsys.readouterr().err
-    figures = question_metrics(answer_questions(model, tokenizer, read_squad([SQUAD])), 0.0)
+    figures = question_metrics(answer_questions(model, tokenizer, read_squad([SQUAD])), 1e4)
     f1 = compared.quality["question-answering"].torch
     assert f1 == pytest.approx(figures["question_answering_f1"])
     assert f1 > 0
@@ -250,12 +252,29 @@ def test_labelled_texts_are_scored_by_the_metric_of_their_problem(
     assert list(scored.scores) == pytest.approx(scores)
 
 
+def test_entities_are_scored_by_f1_and_by_those_missing_or_wrong(
+    source: Source, tmp_path: Path
+) -> None:
+    file = tmp_path / "test.conll"
+    file.write_text("Ada B-PER\nKing I-PER\ncame O\n\nShe B-PER\nleft O\n")
+    entry = HeadEntry(graph="a.onnx", num_outputs=3, labels=["O", "B-PER", "I-PER"])
+    config = replace(DEFAULTS, token_classification=(file,))
+    source = replace(source, heads={"token-classification": entry})
+    data = read_labelled_data(config, source)["token-classification"]
+    each_word = np.eye(3, dtype=np.float32)[1]
+    scored = data.measure(
+        FixedLogits(lambda item: np.tile(each_word, (len(item.rows or item.ids), 1)))
+    )
+    assert scored.percent == pytest.approx(100 * 2 / 7)
+    assert list(scored.scores) == [-4, -1]
+
+
 @pytest.mark.parametrize(
     ("problem", "in_torch", "in_bundle", "difference"),
     [
-        ("single_label_classification", [30, 0, 0], [0, 30, 0], 1),
-        ("single_label_classification", [0, 0, 0, 0], [30, 0, 0, 0], 0.75),
-        ("multi_label_classification", [0, 30, 0], [0, 0, 0], 0.5),
+        ("single_label_classification", [60, 0, 0], [0, 60, 0], 1),
+        ("single_label_classification", [2 * math.log(3), 0], [0, 0], 0.25),
+        ("multi_label_classification", [0, 2 * math.log(3), 0], [0, 0, 0], 0.25),
         pytest.param("regression", [4], [3], 0.25, id="share-of-the-score"),
         pytest.param("regression", [0.5], [0.25], 0.25, id="share-of-1"),
     ],
@@ -269,7 +288,9 @@ def test_a_difference_is_one_of_probabilities(
     in_bundle: list[float],
     difference: float,
 ) -> None:
-    entry = HeadEntry(graph="a.onnx", num_outputs=len(in_torch), problem_type=problem)
+    entry = HeadEntry(
+        graph="a.onnx", num_outputs=len(in_torch), problem_type=problem, temperature=2.0
+    )
     alone = replace(source, heads={TEXTS: entry})
     file = tmp_path / "mine.txt"
     file.write_text("It rained.\nWe stayed in.\n\nThe sun came out.")

@@ -99,6 +99,8 @@ REFUSALS: Final[dict[str, tuple[Change | None, list[str], str]]] = {
     "evaluation": (None, ["--evaluation", "none.json"], "none.json"),
     "examples": (None, ["--examples", "none.json"], "none.json"),
     "RACE": (None, ["--quality", "--task", "RACE", "--data", "."], "--task RACE"),
+    "texts": (only("fill-mask"), ["--quality", "--text-classification", "a.csv"], "is data for"),
+    "GLUE": (only("fill-mask"), ["--quality", "--task", "RTE", "--data", "."], "is data for"),
     "entities": (None, ["--quality", "--token-classification", "a.conll"], "token-classification"),
     "a head": (
         None,
