@@ -16,12 +16,10 @@ from typing import Any
 
 @dataclass
 class Repository:
-    """A model or data set: a folder for each revision, and who may read it."""
+    """A model or data set: a folder for each revision, and whether nobody may read it."""
 
     revisions: dict[str, Path]
-    is_gated: bool = False
     is_private: bool = False
-    token: str = "hf_right"
 
     def commit(self, revision: str) -> str | None:
         """The commit of a branch or tag, or a commit itself."""
@@ -37,10 +35,10 @@ class Repository:
 
 @dataclass
 class Hub:
-    """The repositories of a server, and the requests to it: methods, paths and tokens."""
+    """The repositories of a server, and the methods and paths of the requests to it."""
 
     repositories: dict[str, Repository]
-    requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+    requests: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
 
     def environment(self, cache: Path) -> dict[str, str]:
@@ -56,9 +54,7 @@ class Hub:
     @property
     def downloads(self) -> list[str]:
         """The paths of the files whose content was sent."""
-        return [
-            path for method, path, _ in self.requests if method == "GET" and "/api/" not in path
-        ]
+        return [path for method, path in self.requests if method == "GET" and "/api/" not in path]
 
 
 @contextmanager
@@ -96,10 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         path = self.path.partition("?")[0]
-        authorization = self.headers.get("Authorization")
-        token = authorization.removeprefix("Bearer ") if authorization else None
-        self.served.requests.append((self.command, path, token))
-        status, headers, body = self._find(path.strip("/").split("/"), token)
+        self.served.requests.append((self.command, path))
+        status, headers, body = self._find(path.strip("/").split("/"))
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
@@ -107,13 +101,13 @@ class _Handler(BaseHTTPRequestHandler):
         if with_body:
             self.wfile.write(body)
 
-    def _find(self, parts: list[str], token: str | None) -> tuple[int, dict[str, str], bytes]:
+    def _find(self, parts: list[str]) -> tuple[int, dict[str, str], bytes]:
         is_api = parts[0] == "api"
         if is_api or parts[0] == "datasets":  # api/models, api/datasets, datasets
             parts = parts[2 if is_api else 1 :]
         repo_id, rest = "/".join(parts[:2]), parts[2:]
         repository = self.served.repositories.get(repo_id)
-        if repository is None or (repository.is_private and token != repository.token):
+        if repository is None or repository.is_private:
             return 401, {"X-Error-Code": "RepoNotFound"}, b""
         revision = rest[1] if len(rest) > 1 else "main"
         commit = repository.commit(revision)
@@ -122,8 +116,6 @@ class _Handler(BaseHTTPRequestHandler):
         if is_api:
             listing = rest[:1] == ["tree"]
             return _json(_tree(repository, commit) if listing else _info(repo_id, commit))
-        if repository.is_gated and token != repository.token:
-            return 403, {"X-Error-Code": "GatedRepo"}, b""
         file = repository.folder(commit) / "/".join(rest[2:])
         if not file.is_file():
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
