@@ -61,7 +61,7 @@ _CLASSES_WITHOUT_TYPES: Final = ("Albert", "PreTrainedTokenizer", "TokenizersBac
 
 
 def is_standard(folder: Path) -> bool:
-    """Whether a checkpoint is in the standard form."""
+    """Return whether a checkpoint is in the standard form."""
     read_sentence_vectors(folder)  # its errors appear now, not after hours of training
     if encoder_folder(folder) != folder:
         return False
@@ -176,7 +176,7 @@ def _cross_encoder_keys(folder: Path, hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _types_agree(folder: Path) -> bool:
-    """Whether `tokenizer.json` gives pairs the token types of `tokenizer_config.json`."""
+    """Return whether `tokenizer.json` gives pairs the token types of `tokenizer_config.json`."""
     file = folder / TOKENIZER_FILE
     if not _omits_types(folder) or not file.is_file():
         return True

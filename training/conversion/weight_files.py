@@ -66,7 +66,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def is_current(name: str) -> bool:
-    """Whether a name is current, not an old version's."""
+    """Return whether a name is current, not an old version's."""
     return not (
         _BUFFER.search(name)
         or name.endswith(tuple(_NORM))

@@ -163,7 +163,7 @@ def main_first(world: World) -> Iterator[None]:
 
 
 def _is_communication_error(error: RuntimeError) -> bool:
-    """Whether a collective raised the error; gloo's errors have no type of their own."""
+    """Return whether a collective raised the error; gloo's errors have no type of their own."""
     return isinstance(error, distributed.DistError) or "/gloo/" in str(error)
 
 

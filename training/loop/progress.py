@@ -70,7 +70,7 @@ class Progress:
 
 
 def contains_run(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether the folder contains a run with these settings.
+    """Return whether the folder contains a run with these settings.
 
     Only settings in its `run.json` are compared, and not the settings of the run's end: a run can
     be extended.

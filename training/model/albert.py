@@ -345,7 +345,7 @@ def activation(config: AlbertConfig) -> Callable[[Tensor], Tensor]:
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
-    """GELU by its tanh approximation (Hendrycks and Gimpel 2016, section 2), as the original's."""
+    """Return GELU's tanh approximation (Hendrycks and Gimpel 2016, section 2), as the original."""
     if not (torch.compiler.is_compiling() and x.device.type == "cpu"):
         return F.gelu(x, approximate="tanh")
     # (1 + tanh z) / 2 = sigmoid(2 z), and compiled code has a fast sigmoid.

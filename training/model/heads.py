@@ -162,17 +162,17 @@ def head_sizes(config: AlbertConfig, tasks: tuple[Task, ...]) -> dict[Task, int]
 
 
 def is_named(head: Task) -> bool:
-    """Whether a head is a text classifier with a valid name, not the default one."""
+    """Return whether a head is a text classifier with a valid name, not the default one."""
     return re.fullmatch(f"{CLASSIFICATION}/{HEAD_NAME}", head) is not None
 
 
 def is_classifier(head: Task) -> bool:
-    """Whether a head is the default text classifier or a named one."""
+    """Return whether a head is the default text classifier or a named one."""
     return head == CLASSIFICATION or is_named(head)
 
 
 def has_labels(head: Task) -> bool:
-    """Whether the outputs of a head are labels with names."""
+    """Return whether the outputs of a head are labels with names."""
     return head == TOKENS or is_classifier(head)
 
 
