@@ -130,7 +130,7 @@ def test_models_of_each_form_and_revision(
     (snapshot,) = (tmp_path / "cache" / "hub" / "models--albert--pickles" / "snapshots").iterdir()
     (snapshot / "pytorch_model-00002-of-00002.bin").unlink()
     (half,) = open_all(hub, tmp_path, "albert/pickles", HF_HUB_OFFLINE="1")
-    assert "which lacks pytorch_model-00002-of-00002.bin; " in half["error"]
+    assert "does not have pytorch_model-00002-of-00002.bin of albert/pickles. " in half["error"]
 
 
 def test_a_folder_wins_over_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
