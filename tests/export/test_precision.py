@@ -76,7 +76,7 @@ def test_the_scale_is_the_smallest_that_fits_127_steps() -> None:
 
 
 def test_only_outlier_channels_are_smoothed() -> None:
-    assert smoothing(np.array([1.0, 2.0, 8.0])).tolist() == [1, 1, 0.5]
+    assert smoothing(np.array([0.25, 0.5, 2.0])).tolist() == [1, 1, 0.5]
     assert smoothing(np.array([0.0, 0.0, 8.0])).tolist() == [1, 1, 1]
 
 

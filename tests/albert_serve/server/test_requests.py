@@ -187,6 +187,8 @@ def test_parameters_are_taken_inside_and_beside(local: httpx.Client) -> None:
     ):
         reply = post_json(local, "/feature-extraction", {"inputs": TEXTS, **body})
         np.testing.assert_allclose(reply.json(), expected, atol=1e-5)
+    wrong = {"inputs": TEXTS, "pooling": "cls", "parameters": "normalize"}
+    assert local.post("/feature-extraction", json=wrong).status_code == 422
 
 
 @pytest.mark.parametrize("path", ["/embed", "/v1/models/tiny/embed"])

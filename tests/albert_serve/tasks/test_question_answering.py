@@ -289,5 +289,7 @@ def test_words(text: str, start: int, end: int, expected: str) -> None:
 def test_no_answer_ends_with_white_space() -> None:
     logits: NDArray[np.float32] = np.zeros((4, 2), np.float32)
     offsets = strip([(0, 1), (1, 2), (2, 3)], "0 0")
+    assert offsets[1] == (2, 2)
+    assert strip([(0, 1)], "  0") == [(1, 1)]
     result = find_spans(logits, offsets, max_answer_len=3, top_k=5).best
     assert sorted((span.start, span.end) for span in result) == [(0, 1), (0, 3), (2, 3)]
