@@ -175,6 +175,8 @@ def test_a_reader_that_has_enough_ends_the_job_without_a_message(
         ("--part-rows 0", 1, "part_rows is 0. It must be 1 or more."),
         ("--max-errors -1", 1, "max_errors is -1. It must be 0 or more."),
         ("--delimiter ;;", 1, "delimiter is ';;'. Use one character"),
+        ("--task fill-mask --all-scores", 1, "--all-scores requires --task text-classification"),
+        ('--all-scores --parameters {"top_k":1}', 1, "without top_k in --parameters."),
     ],
 )
 def test_options_that_cannot_be_are_one_line(
