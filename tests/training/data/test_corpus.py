@@ -201,6 +201,9 @@ def test_a_long_document_is_cut_at_line_ends(tmp_path: Path) -> None:
     assert "".join("".join(documents).split()) == "".join(text.split())
     pieces = [line for document in documents for line in document.split("\n") if line]
     assert pieces[:12] == lines[:12]
+    half = "x" * (limit // 2 - 1)
+    halves = f"{half}\n{half}"
+    assert read(write(tmp_path / "a.txt", f"{halves}\nc\nd")) == [halves, "c\nd"]
     for size in (limit, limit + 1):
         text = "a\n" + "b" * (size - 2)
         file = write(tmp_path / "a.jsonl", json.dumps({"text": text}))

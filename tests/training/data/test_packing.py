@@ -78,6 +78,7 @@ def test_no_row_is_too_full(length: int, data: st.DataObject) -> None:
 def test_short_examples_fill_a_row_up_to_its_limit_of_sequences() -> None:
     row_of = pack(np.full(45, 3), 64)
     assert np.bincount(row_of).tolist() == [15, 15, 15]  # and padding, which is the 16th
+    assert sorted(pack(np.full(5000, 40), 64)) == list(range(5000))  # more than are packed together
 
 
 def test_rows_have_the_length_that_costs_least() -> None:

@@ -99,6 +99,7 @@ def test_the_loss_of_any_division_is_that_of_one_pass() -> None:
     # 2,460 tokens are two passes of at least 1,024; 24 of the longest have 1,248.
     assert by_length == [(24, 64), (72, 48)]
     assert same == pytest.approx(loss, rel=1e-5)
+    assert [passes(rank=rank, world_size=3)[0] for rank in range(3)] == [[(32, 64)]] * 3
     ranks = [passes(micro_batch_size=10, rank=rank, world_size=3) for rank in range(3)]
     counts = [[count for count, _ in shapes] for shapes, _ in ranks]
     assert counts == [[10, 10, 9, 9], [10, 10, 9], [10, 10, 9]]
