@@ -54,7 +54,7 @@ def test_every_task_is_measured_by_its_own_figures(
     arguments += ["--text-classification", *texts, "--question-answering", str(SQUAD)]
     assert main(arguments) == 0
     *table, last = capsys.readouterr().out.splitlines()
-    assert last == f"written to {checkpoint / 'evaluation.json'}"
+    assert last == f"Written to {checkpoint / 'evaluation.json'}."
     figures = json.loads((checkpoint / "evaluation.json").read_text())
     classes = figures.pop("text_classification_classes")
     confusion = figures.pop("text_classification_confusion")
@@ -266,17 +266,17 @@ def test_requests_with_the_recorded_parameters_have_the_figures(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "nothing to measure: give --pretraining"),
+        ([], "There is nothing to evaluate. Use --pretr"),
         (["--question-answering", "none.json"], "none.json does not exist"),
         (["--pretraining", str(SQUAD), "--length", "65"], "--length 65: a sequence has from 8"),
         (["--pretraining", str(SQUAD), "--length", "7"], "--length 7: a sequence has from 8"),
-        (["--token-classification", "a.txt"], "no head for token-classification; it has fill-mask"),
-        (["--multiple-choice", "a.csv"], "the checkpoint has no head for multiple-choice"),
+        (["--token-classification", "a.txt"], "no head for token-classification. Its hea"),
+        (["--multiple-choice", "a.csv"], "The checkpoint has no head for multiple-choice"),
         (["--question-answering", str(SQUAD), "--max-seq-length", "65"], "--max-seq-length 65: a"),
-        (["--pretraining", "a.txt", "--predictions", "a.tsv"], "--predictions writes those of tex"),
+        (["--pretraining", "a.txt", "--predictions", "a.tsv"], "--predictions requires the data o"),
         (
             ["--question-answering", str(SQUAD), "--task", "cola", "--predictions", "a.tsv"],
-            "--predictions writes those of texts or of questions",
+            "--predictions requires the data of either",
         ),
     ],
 )

@@ -330,7 +330,7 @@ def test_stopped_with_its_workers_at_work_it_goes_on(
         os.killpg(started.process.pid or 0, number)
     ended = started.wait()
     if number is signal.SIGINT:
-        assert (ended.status, ended.err) == (130, "\nstopped; repeat the command to resume it\n")
+        assert (ended.status, ended.err) == (130, "\nStopped. Repeat the command to resume.\n")
     with pytest.raises(ShardError, match=r"is incomplete\. Repeat the command"):
         Shards.open(folder)
     first = folder / "part-00000" / "tokens.npy"
@@ -350,7 +350,7 @@ def test_stopped_while_its_workers_start_it_says_one_line(
         time.sleep(0.01)
     os.killpg(started.process.pid or 0, signal.SIGINT)
     ended = started.wait()
-    assert (ended.status, ended.err) == (130, "\nstopped; repeat the command to resume it\n")
+    assert (ended.status, ended.err) == (130, "\nStopped. Repeat the command to resume.\n")
 
 
 def test_a_full_disk_keeps_the_whole_parts(tmp_path: Path, tokenizer_file: Path) -> None:

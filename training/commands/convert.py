@@ -29,18 +29,18 @@ albert_config.json, model.ckpt-best.index and .data-..., and 30k-clean.model.
 
 
 def convert(reference: str | Path, target: Path) -> None:
-    """Write a checkpoint for `transformers` into a new folder, which appears whole or not at all.
+    """Write a checkpoint for `transformers` into a new folder, which appears only when complete.
 
     Args:
-        reference: a folder, or a model of the Hugging Face Hub.
-        target: the folder to write.
+        reference: folder of a checkpoint, or model of the Hugging Face Hub.
+        target: new folder of the result.
 
     Raises:
         CheckpointError, BundleCorruptError, VocabError: the checkpoint cannot be found or read.
-        OSError: the target is there already, or cannot be written.
+        OSError: the target already exists, or cannot be written.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise FileExistsError(f"{target} is there already; name a new folder")
+        raise FileExistsError(f"{target} already exists. Choose a new folder.")
     with replace_folder(target) as folder, open_checkpoint(reference) as checkpoint:
         write_for_transformers(checkpoint.folder, folder)
 
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         convert(values.checkpoint, values.folder)
-        print(f"written to {values.folder}")
+        print(f"Written to {values.folder}.")
         return 0
 
     return report_errors(run)

@@ -22,7 +22,7 @@ from training.options.flags import add_flags, read_flags
 from training.options.heads import add_heads, parse_with_heads, read_heads
 from training.options.labelled import LabelledTexts
 
-_MAX_CLASSES: Final = 20  # that are printed
+_MAX_CLASSES: Final = 20  # longer tables are truncated
 _EXAMPLES: Final = r"""examples:
   albert-serve evaluate runs/base/checkpoint --pretraining wiki/validation.jsonl.xz
   albert-serve evaluate runs/tasks/checkpoint --text-classification sst2/dev.tsv \
@@ -44,48 +44,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     values, heads = parse_with_heads(parser, LabelledTexts, arguments)
 
     def run() -> int:
-        others = {"checkpoint": values.checkpoint, "heads": read_heads(LabelledTexts, heads)}
-        return _run(read_flags(EvaluateConfig, values, **others))
+        named_heads = read_heads(LabelledTexts, heads)
+        config = read_flags(EvaluateConfig, values, checkpoint=values.checkpoint, heads=named_heads)
+        return _run(config)
 
     return report_errors(run)
 
 
 def _run(config: EvaluateConfig) -> int:
-    figures, notes = evaluate(config)
-    _print_figures(figures)
-    file = config.figures_file
+    metrics, notes = evaluate(config)
+    _print_metrics(metrics)
+    file = config.metrics_file
     if file is not None:
-        content = json.dumps(figures, indent=2, allow_nan=False) + "\n"
+        content = json.dumps(metrics, indent=2, allow_nan=False) + "\n"
         write_atomically(file, content.encode())
-        print(f"written to {file}")
+        print(f"Written to {file}.")
     else:
-        print("not written to a file, which --output names for a model of the Hub")
+        print("The metrics are not written to a file. Use --output with a model of the Hub.")
     for note in notes:
         print(note)
     return 0
 
 
-def _print_figures(figures: Mapping[str, Any]) -> None:
-    width = max(map(len, figures))
-    for name, value in figures.items():
+def _print_metrics(metrics: Mapping[str, Any]) -> None:
+    width = max(map(len, metrics))
+    for name, value in metrics.items():
         if isinstance(value, float):
             print(f"{name:{width}} {value:12,.4f}")
         elif isinstance(value, int):
             print(f"{name:{width}} {value:12,}")
-    for name, rows in figures.items():
+    for name, rows in metrics.items():
         if name.endswith("_classes") and len(rows) > 2:
             _print_classes(rows)
 
 
 def _print_classes(classes: Mapping[str, Mapping[str, float]]) -> None:
     width = max(map(len, (*classes, "class")))
-    counted = list(next(iter(classes.values())))[-1]  # texts, or entities
-    print(f"\n{'class':{width}}  precision  recall      f1 {counted:>8}")
-    for name, figures in islice(classes.items(), _MAX_CLASSES):
-        shown = " ".join(f"{figures[key]:8.4f}" for key in ("precision", "recall", "f1"))
-        print(f"{name:{width}}  {shown} {figures[counted]:8,}")
+    unit = list(next(iter(classes.values())))[-1]  # either texts or entities are counted
+    print(f"\n{'class':{width}}  precision  recall      f1 {unit:>8}")
+    for name, metrics in islice(classes.items(), _MAX_CLASSES):
+        values = " ".join(f"{metrics[key]:8.4f}" for key in ("precision", "recall", "f1"))
+        print(f"{name:{width}}  {values} {metrics[unit]:8,}")
     if len(classes) > _MAX_CLASSES:
-        print(f"... and {len(classes) - _MAX_CLASSES:,} more, in the file of all figures")
+        print(f"... and {len(classes) - _MAX_CLASSES:,} more, in the file of all metrics")
     print()
 
 

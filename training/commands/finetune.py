@@ -52,7 +52,7 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
     """Finetune a checkpoint to the end of the run, or resume it.
 
     Raises:
-        TrainingError, AlbertServeError, OSError: the run cannot be started or go on.
+        TrainingError, AlbertServeError, OSError: the run cannot start or continue.
     """
     return run_finetuning(config)
 
@@ -65,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     values, heads = parse_with_heads(parser, ClassifierConfig, arguments)
 
     def run() -> int:
-        named = read_heads(ClassifierConfig, heads)
-        return finetune(read_flags(FinetuneConfig, values, heads=named)).status
+        named_heads = read_heads(ClassifierConfig, heads)
+        return finetune(read_flags(FinetuneConfig, values, heads=named_heads)).status
 
     return report_errors(run)
 

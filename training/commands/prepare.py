@@ -59,7 +59,7 @@ def _run(config: PrepareConfig) -> int:
             num_workers=config.workers or num_usable_cpus(),
         )
     except KeyboardInterrupt:
-        print("\nstopped; repeat the command to resume it", file=sys.stderr)
+        print("\nStopped. Repeat the command to resume.", file=sys.stderr)
         return _INTERRUPTED
     print(
         f"{config.output}: {sum(part.num_documents for part in shards.parts):,} documents, "

@@ -38,7 +38,7 @@ def pretrain(config: PretrainConfig) -> TrainedRun:
     """Pretrain a model to the end of its run, or resume it.
 
     Raises:
-        TrainingError, AlbertServeError, OSError: the run cannot be started or go on.
+        TrainingError, AlbertServeError, OSError: the run cannot start or continue.
     """
     recipe = config.changed(RECIPES[config.recipe])
     with open_start(config) as start:

@@ -1,6 +1,6 @@
 """Train a SentencePiece vocabulary with ALBERT's settings.
 
-Writes `spiece.model` and `tokenizer.json`. Settings are those of the original code
+Writes `spiece.model` and `tokenizer.json`. The settings come from the original code
 (google-research/albert, README, "SentencePiece").
 """
 
@@ -25,7 +25,7 @@ from training.vocabulary.settings import TooFewPiecesError, VocabularySettings
 from training.vocabulary.spiece import build_tokenizer
 from training.vocabulary.training import NUM_SENTENCES, VOCAB_SIZE, train_vocab
 
-# Characters of which the words are counted that become equal; a few seconds.
+# Scanning these characters for words that become equal takes a few seconds.
 _SAMPLED_CHARACTERS: Final = 20_000_000
 _EXAMPLES: Final = """examples:
   albert-serve vocab --corpus wiki/*.jsonl.xz --output vocab/
@@ -66,7 +66,7 @@ def _run(config: VocabConfig) -> int:
     files, column = find_files(config.corpus), config.text_column
     vocab_size = config.vocab_size
     folding = Folding(case=not config.cased, accents=not config.keep_accents)
-    _tell_equal_words(read_documents(files, column), folding)
+    _print_equal_words(read_documents(files, column), folding)
     train = partial(
         train_vocab,
         output=config.output,
@@ -78,8 +78,8 @@ def _run(config: VocabConfig) -> int:
         spiece = train(read_documents(files, column), vocab_size=vocab_size)
     except TooFewPiecesError as error:
         print(
-            f"{vocab_size} pieces are too few for the characters of the text; the vocabulary has "
-            f"the {error.required} that it needs",
+            f"{vocab_size} pieces are too few for the characters of the text. The vocabulary gets "
+            f"{error.required} pieces.",
             file=sys.stderr,
         )
         vocab_size = error.required
@@ -87,12 +87,12 @@ def _run(config: VocabConfig) -> int:
     settings = VocabularySettings(do_lower_case=folding.case, keep_accents=not folding.accents)
     content = build_tokenizer(spiece, settings).to_str(pretty=True)
     write_atomically(config.output / "tokenizer.json", content.encode())
-    print(f"{vocab_size} pieces in {spiece} and tokenizer.json")
+    print(f"{vocab_size} pieces in {spiece} and tokenizer.json.")
     return 0
 
 
-def _tell_equal_words(documents: Iterable[str], folding: Folding) -> None:
-    """Say how many words of the first documents the vocabulary cannot tell apart."""
+def _print_equal_words(documents: Iterable[str], folding: Folding) -> None:
+    """Print how many words of the first documents the vocabulary cannot distinguish."""
     options = {"--cased": folding.case, "--keep-accents": folding.accents}
     if not any(options.values()):
         return
@@ -107,13 +107,13 @@ def _tell_equal_words(documents: Iterable[str], folding: Folding) -> None:
     groups = folding.group(words)
     if not groups:
         return
-    # Those first that differ in more than capitals, as at the beginning of a sentence.
+    # Words that differ only in capitals come last, as every sentence begins with one.
     groups.sort(key=lambda group: len({word.lower() for word in group}) == 1)
     examples = ", ".join(" = ".join(group) for group in groups[:3])
     folded = " and ".join(option for option, is_folded in options.items() if is_folded)
     print(
-        f"{sum(map(len, groups))} of {len(words)} distinct words become equal to another without "
-        f"{folded}, such as {examples}",
+        f"{sum(map(len, groups))} of {len(words)} distinct words become equal to another "
+        f"without {folded}, such as {examples}.",
         file=sys.stderr,
     )
 

@@ -1,4 +1,4 @@
-"""Held-out texts of a checkpoint's classifiers, their own or those of GLUE, and their figures."""
+"""Held-out texts of a checkpoint's classifiers, and their metrics."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from training.tasks.classification.files import LabelledText, read_splits, read_
 from training.tasks.classification.metrics import PREFIX, TextPredictions, classify
 from training.tasks.metrics import COMBINED, mean_metric
 
-# The one split of the user's own files.
-_ONLY: Final = "data"
+# The user's own files form one split.
+_ONLY_SPLIT: Final = "data"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutTexts:
-    """The texts that a classifier is measured on.
+    """Held-out texts of a classifier.
 
     Attributes:
-        head: of the model.
-        names: of the classifier's labels, in the order of its outputs.
-        task: of GLUE; None for the user's own files.
-        are_numbered: whether the files have the labels' numbers in place of their names.
+        head: head of the model.
+        names: names of the classifier's labels, in the order of its outputs.
+        task: task of GLUE; None for the user's own files.
+        are_numbered: whether the files contain the labels' numbers instead of their names.
     """
 
     head: Task
@@ -77,11 +77,11 @@ class HeldOutTexts:
 def read_held_out(
     data: LabelledTexts, head: Task, names: Sequence[str], problem: ProblemType
 ) -> HeldOutTexts:
-    """Read the texts that a classifier is measured on."""
+    """Read the held-out texts of a classifier."""
     task = TASKS.get(data.task or "")
     if task is None or data.task_folder is None:
         files = labelled_files(data.text_classification, "test", "validation")
-        read = read_splits({_ONLY: files}, names, data.columns, problem)
+        read = read_splits({_ONLY_SPLIT: files}, names, data.columns, problem)
         return HeldOutTexts(
             head=head,
             names=names,
@@ -104,48 +104,49 @@ def read_held_out(
 
 def classifier_data(
     data: LabelledTexts,
-    further: Sequence[LabelledTexts],
+    named: Sequence[LabelledTexts],
     heads: Mapping[Task, object],
     hf: Mapping[str, Any],
 ) -> dict[Task, LabelledTexts]:
-    """Return the data of each classifier that has some, by its head.
+    """Return the data of each classifier that has data, by its head.
 
     Args:
-        data: of the default classifier, perhaps.
-        heads: of the checkpoint.
-        hf: content of its `config.json`.
+        data: data of the default classifier, which may have none.
+        named: data of the named classifiers.
+        heads: heads of the checkpoint.
+        hf: content of `config.json`.
     """
     by_head: dict[Task, LabelledTexts] = {}
     if data.text_classification or data.task in TASKS:
         by_head[CLASSIFICATION] = data
-    for own in further:
-        head = find_head(hf, heads, own.head or "")
+    for texts in named:
+        head = find_head(hf, heads, texts.head or "")
         if head in by_head:
             raise EvaluationError(
-                f"--head {own.head} is the default classifier, whose data stands before --head "
-                "already; give one of the two"
+                f"--head {texts.head} is the default classifier, which has data before --head. "
+                "Remove one of the two."
             )
-        by_head[head] = own
+        by_head[head] = texts
     return by_head
 
 
-def task_figures(
-    task: GlueTask | None, classified: Mapping[str, TextPredictions]
+def task_metrics(
+    task: GlueTask | None, predictions: Mapping[str, TextPredictions]
 ) -> dict[str, Any]:
-    """Return the figures of all splits; of a task of GLUE with the official metrics.
+    """Return the metrics of all splits, including the official metrics of a GLUE task.
 
-    Figures of splits after the first (mismatched MNLI) have the split's name in theirs. Of several
-    official metrics there is also the mean, as in transformers' run_glue.
+    Metrics of each split after the first (mismatched MNLI) contain its name. Several official
+    metrics also have their mean, as in transformers' run_glue.
     """
     results: dict[str, Any] = {} if task is None else {f"{PREFIX}_task": task.title}
-    metrics = () if task is None else task.metrics
-    for number, (split, answers) in enumerate(classified.items()):
-        figures = answers.figures(metrics)
-        if len(metrics) > 1:
-            official: dict[str, float] = {each: figures[f"{PREFIX}_{each}"] for each in metrics}
-            figures[f"{PREFIX}_{COMBINED}"] = mean_metric(official)
+    official = () if task is None else task.metrics
+    for number, (split, answers) in enumerate(predictions.items()):
+        metrics = answers.figures(official)
+        if len(official) > 1:
+            values: dict[str, float] = {name: metrics[f"{PREFIX}_{name}"] for name in official}
+            metrics[f"{PREFIX}_{COMBINED}"] = mean_metric(values)
         prefix = PREFIX if number == 0 else f"{PREFIX}_{split}"
-        results |= {prefix + name.removeprefix(PREFIX): value for name, value in figures.items()}
+        results |= {prefix + name.removeprefix(PREFIX): value for name, value in metrics.items()}
     return results
 
 
@@ -158,7 +159,7 @@ def _outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
         if len(names) == 1:
             return [0]
         raise EvaluationError(
-            f"{task.title} is a regression; the checkpoint's classifier has {len(names)} labels"
+            f"{task.title} is a regression; the checkpoint's classifier has {len(names)} labels."
         )
     indices = label_indices(names, task.labels)
     if len(names) == len(task.labels) == len(indices):
@@ -168,6 +169,6 @@ def _outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
     if list(map(label_key, names)) in unnamed:
         return list(numbers)
     raise EvaluationError(
-        f"the labels of {task.title} are {', '.join(task.labels)}; "
-        f"those of the checkpoint's classifier are {listed(names)}"
+        f"{task.title} has the labels {', '.join(task.labels)}; the checkpoint's classifier has "
+        f"{listed(names)}."
     )

@@ -20,14 +20,14 @@ from training.tasks.question_answering.metrics import MAX_ANSWER_LENGTH
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
-    """A checkpoint, the data that it is evaluated on, and how.
+    """Configuration of an evaluation; the fields are the command's flags.
 
     Attributes:
-        checkpoint: a folder, or a model of the Hugging Face Hub.
-        heads: the data of named classifiers.
+        checkpoint: folder of a checkpoint, or model of the Hugging Face Hub.
+        heads: data of the named classifiers.
 
     Raises:
-        EvaluationError: there is no data, or `predictions` are of several kinds.
+        EvaluationError: there is no data, or `predictions` could be of texts or of questions.
     """
 
     checkpoint: str
@@ -64,8 +64,8 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
         metavar="LOGITS",
     )
     predictions: Path | None = flag(
-        "file for predictions in the official format. --task: TSV, of the test file if there is"
-        " one; questions: JSON, next to files with the best answers and the null scores",
+        "file for predictions in the official format. --task: TSV, of the test file if it"
+        " exists; questions: JSON, next to files with the best answers and the null scores",
         metavar="FILE",
     )
     length: Count = flag("tokens per row of held-out text", 128)
@@ -80,24 +80,24 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
     )
 
     def __post_init__(self) -> None:
-        """Check that there is data, and that predictions are of one kind."""
+        """Check that there is data, and that predictions belong to one kind of data."""
         super().__post_init__()
         texts, questions = self.has_texts, bool(self.question_answering)
-        others = (self.pretraining, self.similarity, self.retrieval, self.token_classification)
-        if not (texts or questions or self.has_choices or any(others)):
+        other_data = (self.pretraining, self.similarity, self.retrieval, self.token_classification)
+        if not (texts or questions or self.has_choices or any(other_data)):
             raise EvaluationError(
-                "nothing to measure: give --pretraining, --text-classification, "
+                "There is nothing to evaluate. Use --pretraining, --text-classification, "
                 "--multiple-choice, --task, --head, --question-answering, "
-                "--token-classification, --similarity or --retrieval"
+                "--token-classification, --similarity or --retrieval."
             )
         if self.predictions is not None and texts == questions:
             raise EvaluationError(
-                "--predictions writes those of texts or of questions; give the data of one of them"
+                "--predictions requires the data of either texts or questions. Use one of them."
             )
 
     @property
     def has_texts(self) -> bool:
-        """Whether classifiers of texts are evaluated."""
+        """Whether text classifiers are evaluated."""
         return bool(self.heads or self.text_classification or self.task in TASKS)
 
     @property
@@ -106,7 +106,7 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
         return bool(self.multiple_choice or self.task == RACE)
 
     @property
-    def figures_file(self) -> Path | None:
-        """The file of the figures; None for a model of the Hub."""
+    def metrics_file(self) -> Path | None:
+        """File of the metrics; None for a model of the Hub without --output."""
         folder = Path(self.checkpoint)
         return self.output or (folder / "evaluation.json" if folder.is_dir() else None)

@@ -14,10 +14,10 @@ from training.glue.tasks import GlueTask
 from training.tasks.classification.metrics import TextPredictions
 from training.tasks.question_answering.metrics import AnsweredQuestion, predicted
 
-# The ends of the names of MNLI's two files.
-_ENDS: Final[Mapping[str, str]] = MappingProxyType({"matched": "-m", "mismatched": "-mm"})
-# In place of the infinite null score of a question without any span, which JSON has not.
-_MOST: Final = 1e9
+# MNLI has two files, whose names end in these suffixes.
+_SUFFIXES: Final[Mapping[str, str]] = MappingProxyType({"matched": "-m", "mismatched": "-mm"})
+# A question without spans has an infinite null score, which JSON cannot represent.
+_MAX_NULL_SCORE: Final = 1e9
 
 
 def write_glue(
@@ -25,64 +25,67 @@ def write_glue(
 ) -> None:
     """Write a TSV file of `index` and `prediction` for each split.
 
-    Of several splits the file's name gets an end: `MNLI-m.tsv` and `MNLI-mm.tsv` for `MNLI.tsv`.
+    If there are several, a suffix is added: `MNLI.tsv` becomes `MNLI-m.tsv` and `MNLI-mm.tsv`.
 
     Args:
-        task: None for the user's own files, whose predictions are the names of labels, with
-            commas between several, or scores.
+        task: task of GLUE; None for the user's own files, whose predictions are names of labels,
+            separated by commas, or scores.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     for split, answers in predictions.items():
-        end = _ENDS.get(split, f"-{split}") if len(predictions) > 1 else ""
+        suffix = _SUFFIXES.get(split, f"-{split}") if len(predictions) > 1 else ""
         lines = ["index\tprediction"]
         lines += [
             f"{index}\t{_prediction(answers, value, task)}"
             for index, value in enumerate(answers.predictions)
         ]
-        target = file.with_name(f"{file.stem}{end}{file.suffix}")
+        target = file.with_name(f"{file.stem}{suffix}{file.suffix}")
         write_atomically(target, ("\n".join(lines) + "\n").encode())
-        print(f"{len(answers.texts):,} predictions ({split}) in {target}")
+        print(f"{len(answers.texts):,} predictions ({split}) in {target}.")
 
 
 def _prediction(answers: TextPredictions, value: Any, task: GlueTask | None) -> str:
     if task is not None and task.scale is not None:
-        least, most = task.scale
-        return f"{min(max(float(value), least), most):.3f}"
+        min_score, max_score = task.scale
+        return f"{min(max(float(value), min_score), max_score):.3f}"
     if task is not None and task.submitted == "numbers":
         return str(int(value))
     if answers.problem == "regression":
-        return f"{float(value):.9g}"  # all digits of 32 bits
+        return f"{float(value):.9g}"  # nine digits represent 32 bits exactly
     return answers.describe(value)
 
 
 def write_squad(
-    answered: Sequence[AnsweredQuestion], file: Path, threshold: float | None
+    answers: Sequence[AnsweredQuestion], file: Path, threshold: float | None
 ) -> list[Path]:
-    """Write the answers as SQuAD's official scripts read them, and the best answers of each.
+    """Write answers in the format of SQuAD's official scripts, and the best answers by question.
 
-    The others stand beside the file, with `_nbest` and `_null_odds` in their names. Return all.
+    Additional files are next to `file`, with `_nbest` and `_null_odds` in their names.
 
     Args:
-        threshold: the null score over which the answer is empty; None if it never is. With one,
-            the null scores are written, for `--na-prob-file` of the script of v2.0.
+        threshold: null score above which the answer is empty; None if it never is. With a
+            threshold, the null scores are written for `--na-prob-file` of the script of v2.0.
+
+    Returns:
+        All written files.
     """
     contents: dict[str, dict[str, Any]] = {
         "": {
             reply.question.id: reply.best if threshold is None else predicted(reply, threshold)
-            for reply in answered
+            for reply in answers
         },
         "_nbest": {
             reply.question.id: [
                 {"text": text, "probability": probability} for text, probability in _ranked(reply)
             ]
-            for reply in answered
+            for reply in answers
         },
     }
     if threshold is not None:
         contents["_null_odds"] = {
-            reply.question.id: _bounded(reply.null_score) for reply in answered
+            reply.question.id: _bounded(reply.null_score) for reply in answers
         }
-    files = [file.with_name(f"{file.stem}{end}{file.suffix}") for end in contents]
+    files = [file.with_name(f"{file.stem}{suffix}{file.suffix}") for suffix in contents]
     for target, content in zip(files, contents.values(), strict=True):
         _write_json(content, target)
     return files
@@ -94,9 +97,9 @@ def _write_json(content: Mapping[str, Any], file: Path) -> None:
     write_atomically(file, text.encode())
 
 
-def _ranked(answered: AnsweredQuestion) -> list[tuple[str, float]]:
-    return sorted([*answered.n_best, ("", answered.no_answer)], key=lambda answer: -answer[1])
+def _ranked(reply: AnsweredQuestion) -> list[tuple[str, float]]:
+    return sorted([*reply.n_best, ("", reply.no_answer)], key=lambda answer: -answer[1])
 
 
 def _bounded(score: float) -> float:
-    return score if math.isfinite(score) else math.copysign(_MOST, score)
+    return score if math.isfinite(score) else math.copysign(_MAX_NULL_SCORE, score)

@@ -25,7 +25,7 @@ from training.evaluation.classifiers import (
     HeldOutTexts,
     classifier_data,
     read_held_out,
-    task_figures,
+    task_metrics,
 )
 from training.evaluation.config import EvaluateConfig
 from training.evaluation.prediction_files import write_glue, write_squad
@@ -64,11 +64,11 @@ _SHOWN_FILES: Final = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Opened:
-    """A checkpoint that is open.
+    """An open checkpoint.
 
     Attributes:
-        hf: content of its `config.json`.
-        notes: about long texts, as in `Evaluation`.
+        hf: content of `config.json`.
+        notes: lines about truncated texts.
     """
 
     folder: Path
@@ -88,19 +88,19 @@ class _Opened:
             note = describe_long_texts(num_truncated, num_texts, length, truncation=True)
             self.notes.append(note)
 
-    def need(self, task: str) -> None:
+    def require_head(self, task: str) -> None:
         tasks = self.model.tasks
         if task not in tasks:
             raise EvaluationError(
-                f"the checkpoint has no head for {task}; it has {', '.join(tasks)}"
+                f"The checkpoint has no head for {task}. Its heads are {', '.join(tasks)}."
             )
 
     def check_length(self, option: str, length: int) -> None:
-        most = self.model.config.max_positions
-        if not MIN_LENGTH <= length <= most:
+        max_positions = self.model.config.max_positions
+        if not MIN_LENGTH <= length <= max_positions:
             raise EvaluationError(
                 f"{option} {length}: a sequence has from {MIN_LENGTH} tokens to the model's "
-                f"{most} positions"
+                f"{max_positions} positions."
             )
 
 
@@ -108,11 +108,11 @@ class Evaluation(NamedTuple):
     """The results of a checkpoint.
 
     Attributes:
-        figures: of every kind of data, by name.
-        notes: lines about texts that were truncated.
+        metrics: metrics of all data, by name.
+        notes: lines about truncated texts.
     """
 
-    figures: dict[str, Any]
+    metrics: dict[str, Any]
     notes: list[str]
 
 
@@ -120,7 +120,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     """Evaluate a checkpoint on every kind of data.
 
     Raises:
-        EvaluationError: the checkpoint has no head for it.
+        EvaluationError: the checkpoint has no head for some data.
     """
     with (
         open_checkpoint(config.checkpoint) as checkpoint,
@@ -135,47 +135,47 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
 
 
 def _evaluate(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     if config.pretraining:
-        opened.need("fill-mask")
+        opened.require_head("fill-mask")
         opened.check_length("--length", config.length)
-        figures |= evaluate_text(
+        metrics |= evaluate_text(
             opened.model,
             opened.folder,
             config.pretraining,
             length=config.length,
             products=config.precision,
         )
-        figures |= _data("masked", config.pretraining)
-        if "sentence_order_accuracy" in figures:
-            figures |= _data("sentence_order", config.pretraining)
+        metrics |= _data("masked", config.pretraining)
+        if "sentence_order_accuracy" in metrics:
+            metrics |= _data("sentence_order", config.pretraining)
     if config.has_choices:
-        figures |= {f"{CHOICE_PREFIX}_task": RACE.upper()} if config.task == RACE else {}
-        figures |= _choice_figures(config, opened)
-        figures |= _data(CHOICE_PREFIX, config.multiple_choice)
-    figures |= _text_figures(config, opened)
+        metrics |= {f"{CHOICE_PREFIX}_task": RACE.upper()} if config.task == RACE else {}
+        metrics |= _choice_metrics(config, opened)
+        metrics |= _data(CHOICE_PREFIX, config.multiple_choice)
+    metrics |= _text_metrics(config, opened)
     if config.question_answering:
-        figures |= _question_figures(config, _answer(config, opened), opened.model)
-        figures |= _data("question_answering", config.question_answering)
+        metrics |= _question_metrics(config, _answer(config, opened), opened.model)
+        metrics |= _data("question_answering", config.question_answering)
     if config.token_classification:
-        figures |= _entity_figures(config, opened)
-    figures |= _embedding_figures(config, opened)
+        metrics |= _entity_metrics(config, opened)
+    metrics |= _embedding_metrics(config, opened)
     return {
-        name: figure
-        for name, figure in figures.items()
-        if not isinstance(figure, float) or math.isfinite(figure)
+        name: value
+        for name, value in metrics.items()
+        if not isinstance(value, float) or math.isfinite(value)
     }
 
 
-def _entity_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
-    opened.need(TOKENS)
+def _entity_metrics(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
+    opened.require_head(TOKENS)
     model, files = opened.model, config.token_classification
     names, _ = read_labels(opened.hf, model.tasks[TOKENS], TOKENS)
-    figures = evaluate_entities(model, opened.tokenizer, read_tagged(files), names)
-    return figures | _data(TOKEN_PREFIX, files)
+    metrics = evaluate_entities(model, opened.tokenizer, read_tagged(files), names)
+    return metrics | _data(TOKEN_PREFIX, files)
 
 
-def _embedding_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
+def _embedding_metrics(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
     setup = TaskSetup(
         tokenizer=opened.tokenizer,
         max_positions=opened.text_length(FEATURE_EXTRACTION),
@@ -184,17 +184,17 @@ def _embedding_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any
     )
     engine = TorchEngine(opened.model)
     embed = Embedder(runner=engine, setup=setup, truncation=config.truncation)
-    figures: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     if config.similarity:
-        figures |= similarity_metrics(
+        metrics |= similarity_metrics(
             _read_pairs(config, config.similarity, ["scored pairs"]), embed
         )
     if config.retrieval:
-        figures |= retrieval_metrics(
+        metrics |= retrieval_metrics(
             _read_pairs(config, config.retrieval, ["pairs", "triplets"]), embed
         )
     opened.note_truncated(embed.num_truncated, embed.num_texts, embed.max_length)
-    return figures
+    return metrics
 
 
 def _read_pairs(
@@ -205,21 +205,22 @@ def _read_pairs(
     )
     if pairs[0].kind not in kinds:
         raise EvaluationError(
-            f"{pairs[0].location} has {pairs[0].kind}, not {' or '.join(kinds)} "
-            "(--embedding-columns names the columns)"
+            f"{pairs[0].location} has {pairs[0].kind}, not {' or '.join(kinds)}. "
+            "Use --embedding-columns to name the columns."
         )
     return pairs
 
 
 def _data(prefix: str, files: Sequence[Path]) -> dict[str, str]:
-    """Return the figure that names the data of a task's other figures; nothing without files."""
-    first, more = file_names(files)[:_SHOWN_FILES], len(files) - _SHOWN_FILES
-    listed = [*first, f"{more} more"] if more > 0 else first
-    return {f"{prefix}_data": ", ".join(listed)} if listed else {}
+    """Return the entry that names the data of a task's metrics; nothing without files."""
+    names, num_hidden = file_names(files)[:_SHOWN_FILES], len(files) - _SHOWN_FILES
+    if num_hidden > 0:
+        names = [*names, f"{num_hidden} more"]
+    return {f"{prefix}_data": ", ".join(names)} if names else {}
 
 
-def _choice_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
-    opened.need("multiple-choice")
+def _choice_metrics(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
+    opened.require_head("multiple-choice")
     paths: Sequence[Path] = config.multiple_choice
     if config.task == RACE and config.data is not None:
         paths = race_files(config.data, "dev")
@@ -233,30 +234,30 @@ def _choice_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
     return choices.figures()
 
 
-def _text_figures(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
-    """Return the figures of all classifiers."""
-    figures: dict[str, Any] = {}
+def _text_metrics(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
+    """Return the metrics of all classifiers."""
+    metrics: dict[str, Any] = {}
     data = classifier_data(config, config.heads, opened.model.tasks, opened.hf)
     for head, texts in data.items():
-        opened.need(head)
+        opened.require_head(head)
         names, problem = read_labels(opened.hf, opened.model.tasks[head], head)
         held_out = read_held_out(texts, head, names, problem)
         if held_out.are_numbered:
             numbers = listed([f"{index} {name}" for index, name in enumerate(names)])
-            print(f"the labels are numbers, read in this order: {numbers}", file=sys.stderr)
+            print(f"The labels are numbers in this order: {numbers}.", file=sys.stderr)
         splits = _classify(config, texts, held_out, opened)
-        own_figures = task_figures(held_out.task, splits)
-        own_figures |= _data(TEXT_PREFIX, texts.text_classification)
+        head_metrics = task_metrics(held_out.task, splits)
+        head_metrics |= _data(TEXT_PREFIX, texts.text_classification)
         if name := name_of(head):
-            own_figures = {head_metric_name(name, key): value for key, value in own_figures.items()}
-        figures |= own_figures
-    return figures
+            head_metrics = {head_metric_name(name, key): value for key, value in head_metrics.items()}
+        metrics |= head_metrics
+    return metrics
 
 
 def _classify(
     config: EvaluateConfig, texts: LabelledTexts, held_out: HeldOutTexts, opened: _Opened
 ) -> dict[str, TextPredictions]:
-    """Return the predictions for each split, and write those that are submitted."""
+    """Return the predictions of each split, and write the requested prediction files."""
     head, task, length = held_out.head, held_out.task, opened.text_length(held_out.head)
     run = partial(
         held_out.classify,
@@ -270,7 +271,7 @@ def _classify(
         if task is not None and texts.task_folder is not None:
             tests = read_test(task, texts.task_folder)
             submitted = run(tests) if tests else splits
-        write_glue(submitted, _of_head(config.predictions, head), task)
+        write_glue(submitted, _predictions_file(config.predictions, head), task)
     opened.note_truncated(
         sum(split.num_truncated for split in splits.values()),
         sum(len(split.texts) for split in splits.values()),
@@ -280,17 +281,17 @@ def _classify(
     return {name: replace(split, temperature=temperature) for name, split in splits.items()}
 
 
-def _of_head(file: Path, head: Task) -> Path:
-    """Return the file of a classifier's predictions, with the name of a named one at the end."""
+def _predictions_file(file: Path, head: Task) -> Path:
+    """Return the file of a classifier's predictions, which has a named classifier's name."""
     name = name_of(head)
     return file.with_name(f"{file.stem}-{name}{file.suffix}") if name else file
 
 
 def _answer(config: EvaluateConfig, opened: _Opened) -> list[AnsweredQuestion]:
-    opened.need("question-answering")
+    opened.require_head("question-answering")
     if config.max_seq_length is not None:
         opened.check_length("--max-seq-length", config.max_seq_length)
-    answered = answer_questions(
+    answers = answer_questions(
         opened.model,
         opened.tokenizer,
         read_squad(config.question_answering),
@@ -298,23 +299,23 @@ def _answer(config: EvaluateConfig, opened: _Opened) -> list[AnsweredQuestion]:
         length=config.max_seq_length,
     )
     if config.predictions is not None:
-        threshold = config.null_score_diff_threshold if may_be_empty(answered) else None
-        files = write_squad(answered, config.predictions, threshold)
-        print(f"{len(answered):,} answers in {', '.join(map(str, files))}")
-    return answered
+        threshold = config.null_score_diff_threshold if may_be_empty(answers) else None
+        files = write_squad(answers, config.predictions, threshold)
+        print(f"{len(answers):,} answers in {', '.join(map(str, files))}.")
+    return answers
 
 
-def _question_figures(
-    config: EvaluateConfig, answered: Sequence[AnsweredQuestion], model: AlbertForTasks
+def _question_metrics(
+    config: EvaluateConfig, answers: Sequence[AnsweredQuestion], model: AlbertForTasks
 ) -> dict[str, Any]:
-    figures: dict[str, Any] = question_metrics(answered, config.null_score_diff_threshold)
-    best = figures.get(BEST_F1_THRESHOLD)
-    if best is not None and (warning := describe_threshold(answered, best)):
+    metrics: dict[str, Any] = question_metrics(answers, config.null_score_diff_threshold)
+    best = metrics.get(BEST_F1_THRESHOLD)
+    if best is not None and (warning := describe_threshold(answers, best)):
         print(f"warning: {warning}", file=sys.stderr)
-        del figures[BEST_F1_THRESHOLD]
+        del metrics[BEST_F1_THRESHOLD]
     parameters = question_parameters(
         model.config.max_positions,
-        may_be_empty=may_be_empty(answered),
+        may_be_empty=may_be_empty(answers),
         max_answer_length=config.max_answer_length,
         length=config.max_seq_length,
     )
@@ -322,4 +323,4 @@ def _question_figures(
         threshold = {"null_score_diff_threshold": config.null_score_diff_threshold}
         parameters = parameters.model_copy(update=threshold)
     recorded = parameters.model_dump(exclude_defaults=True)
-    return {**figures, "question_answering_parameters": recorded}
+    return {**metrics, "question_answering_parameters": recorded}

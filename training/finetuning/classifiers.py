@@ -1,4 +1,4 @@
-"""Configuration of a classifier's texts in a run, and the files that it stands for."""
+"""Configuration of a text classifier in a run, and its files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from training.options.flags import flag
 from training.options.labelled import LabelledTexts
 from training.options.values import Parsed, parse_positive
 
-_Figure = Literal["loss", Metric, "exact_match"]
-# Options of the labels of a classifier's texts, and of their columns.
-OF_LABELS: Final = ("problem_type", "labels", "class_weights")
-OF_TEXTS: Final = (
-    *OF_LABELS,
+_MetricName = Literal["loss", Metric, "exact_match"]
+# The first options describe the labels of a text classifier, the others its columns too.
+LABEL_OPTIONS: Final = ("problem_type", "labels", "class_weights")
+TEXT_OPTIONS: Final = (
+    *LABEL_OPTIONS,
     *("text_column", "pair_column", "label_column", "label_separator", "delimiter"),
 )
 
@@ -47,13 +47,13 @@ def _race_files(folder: Path, validation: Sequence[Path]) -> ClassifierFiles:
         if not files:
             with collecting(errors):
                 splits[split] = race_files(folder, split)
-    raise_listed(list(dict.fromkeys(errors)))  # both if the folder is none
+    raise_listed(list(dict.fromkeys(errors)))  # a missing folder is an error of both splits
     return ClassifierFiles(splits["train"], splits["dev"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(LabelledTexts, title="labelled texts"):
-    """The data of a classifier of texts, and its validation."""
+    """The data of a text classifier, and its validation."""
 
     problem_type: ProblemType | None = flag(
         "kind of the labels: one per text, any number per text, or a number (default: "
@@ -74,7 +74,7 @@ class ClassifierConfig(LabelledTexts, title="labelled texts"):
         " as `best` (default with --task: val.tsv if it exists, otherwise its dev files)",
         (),
     )
-    metric: _Figure | None = flag(
+    metric: _MetricName | None = flag(
         "metric that selects the best checkpoint (default: the task's; with several classifiers, "
         "their mean)"
     )
@@ -84,18 +84,18 @@ class ClassifierConfig(LabelledTexts, title="labelled texts"):
         super().__post_init__()
         if len(first_spellings(self.labels)) < len(self.labels):
             raise RunError(
-                f"--labels {' '.join(self.labels)}: two labels differ in case or outer spaces "
-                "alone. Name each label once"
+                f"--labels {' '.join(self.labels)}: two labels differ only in case or outer "
+                "spaces. Name each label once."
             )
 
     @property
     def has_texts(self) -> bool:
-        """Whether there are texts of a classifier."""
+        """Whether the run has data for a text classifier."""
         return bool(self.text_classification or self.task in TASKS)
 
     @cached_property
     def files(self) -> ClassifierFiles:
-        """The files in place of folders and tasks; tasks' files are downloaded if need be."""
+        """Files of the folders and the task, which are downloaded if necessary."""
         if self.task is not None and self.task_folder is not None:
             if self.task == RACE:
                 return _race_files(self.task_folder, self.validation)
@@ -109,7 +109,7 @@ class ClassifierConfig(LabelledTexts, title="labelled texts"):
 
     @property
     def _held_out_texts(self) -> Sequence[Path]:
-        """The files of validation: where none are given, those in the training folders."""
+        """Validation files (default: the validation files in the training folders)."""
         validation = list(self.validation)
         if not validation:
             folders = [path for path in self.text_classification if path.is_dir()]
@@ -117,12 +117,12 @@ class ClassifierConfig(LabelledTexts, title="labelled texts"):
                 file for folder in folders for file in files_of_split(folder, "validation")
             ]
             if validation:
-                print(f"validation on {', '.join(map(str, validation))}")
+                print(f"Validation uses {', '.join(map(str, validation))}.")
         return labelled_files(validation, "validation") if validation else ()
 
     @property
     def problem(self) -> ProblemType | None:
-        """The kind of the task: as --task or --problem-type says, or as the columns tell, if so."""
+        """Kind of the labels, by --task, --problem-type or the columns; None if undecided."""
         if self.task is not None:
             return TASKS[self.task].problem
         if self.problem_type is None and self.columns.has_several_labels:

@@ -15,7 +15,12 @@ from training.conversion.source import REFERENCE_HELP
 from training.data.labelled.folders import CHOICES, RACE, files_of_split
 from training.data.labelled.rows import collecting, raise_listed
 from training.errors import RunError
-from training.finetuning.classifiers import OF_LABELS, OF_TEXTS, ClassifierConfig, ClassifierFiles
+from training.finetuning.classifiers import (
+    LABEL_OPTIONS,
+    TEXT_OPTIONS,
+    ClassifierConfig,
+    ClassifierFiles,
+)
 from training.finetuning.recipes import DEFAULTS, LR_HELP, PAPER, SQUAD_1, SQUAD_2
 from training.options.config import (
     COMPILE_HELP,
@@ -29,20 +34,20 @@ from training.options.labelled import ENTITIES_HELP, ChoiceFiles
 from training.options.values import Count, Fraction, Positive, Seed, Share
 from training.tasks.question_answering.files import read_squad
 
-_OF_PAIRS: Final = ("order_share", "order_length", "order_sentences", "order_short_rate")
-# Options, each with the data of which one has to be given with it.
-_NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+_PAIR_OPTIONS: Final = ("order_share", "order_length", "order_sentences", "order_short_rate")
+# Each option requires one of these kinds of data.
+_REQUIRES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "head_only": ("text_classification", "task", "heads"),
         "embedding_columns": ("embeddings",),
-        **dict.fromkeys(("mask_rate", *_OF_PAIRS), ("pretraining",)),
-        **dict.fromkeys(OF_TEXTS, ("text_classification", "multiple_choice", "task")),
+        **dict.fromkeys(("mask_rate", *_PAIR_OPTIONS), ("pretraining",)),
+        **dict.fromkeys(TEXT_OPTIONS, ("text_classification", "multiple_choice", "task")),
     }
 )
-# Options that exclude others. A checkpoint has one head named `classifier`.
+# Each option excludes these options. A checkpoint has only one head named `classifier`.
 _EXCLUDES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "multiple_choice": ("text_classification", "heads", *OF_LABELS),
+        "multiple_choice": ("text_classification", "heads", *LABEL_OPTIONS),
         "token_classification": ("text_classification", "multiple_choice", "task", "heads"),
         "head_only": (
             *("steps", "epochs", "budget", "recipe"),
@@ -53,7 +58,7 @@ _EXCLUDES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 
 
-def _shown(name: str) -> str:
+def _option_name(name: str) -> str:
     return "--head" if name == "heads" else flag_name(name)
 
 
@@ -137,7 +142,7 @@ class _TrainingOptions(Optimization, title="training"):
         "dropout of pooled states, 0 to 1 (default: the checkpoint's)"
     )
     max_positions: Count | None = flag(
-        "number of positions to keep; removes those that pretraining never used (default: all)"
+        "number of positions to keep; removes unused positions at the end (default: all)"
     )
     truncation: bool = flag(TRUNCATION_HELP, default=True)
     head_only: bool = flag(
@@ -170,13 +175,13 @@ class FinetuneConfig(
     """Configuration of a finetuning run; the fields are the command's flags.
 
     Attributes:
-        initialize_from: a checkpoint's folder, or a model of the Hugging Face Hub; None for the
-            model that ships.
-        heads: named classifiers, which have a `head` each.
+        initialize_from: folder of a checkpoint, or model of the Hugging Face Hub; None for the
+            default model.
+        heads: configurations of the named classifiers.
         question_length: maximum tokens of a question with a window of its context; None without
             questions.
 
-    The length, the batch sizes and the hyperparameters that are not given are those of the recipe.
+    The recipe sets the length, the batch sizes and the hyperparameters that are None.
 
     Raises:
         RunError: a value is not allowed, or options contradict each other.
@@ -191,16 +196,17 @@ class FinetuneConfig(
     question_length: int | None = None
 
     def __post_init__(self) -> None:
-        """Check what goes together, before any data is read."""
+        """Check the combination of options before any data is read."""
         super().__post_init__()
-        for name, data in _NEEDS.items():
+        for name, data in _REQUIRES.items():
             if self._has(name) and not any(map(self._has, data)):
-                raise RunError(f"{_shown(name)} requires {' or '.join(map(_shown, data))}")
-        for name, others in _EXCLUDES.items():
-            if self._has(name) and (given := list(filter(self._has, others))):
                 raise RunError(
-                    f"{_shown(name)} cannot be combined with {' and '.join(map(_shown, given))}"
+                    f"{_option_name(name)} requires {' or '.join(map(_option_name, data))}."
                 )
+        for name, excluded in _EXCLUDES.items():
+            if self._has(name) and (conflicts := list(filter(self._has, excluded))):
+                names = " and ".join(map(_option_name, conflicts))
+                raise RunError(f"{_option_name(name)} cannot be combined with {names}.")
 
         for name, value in self._recipe_values().items():
             object.__setattr__(self, name, value)
@@ -210,13 +216,13 @@ class FinetuneConfig(
         return is_race or getattr(self, name) not in (None, (), False)
 
     def _recipe_values(self) -> dict[str, Any]:
-        """Return the values that are not given, by the fields' names.
+        """Return the recipe's values of the fields that are not set, by name.
 
-        The recipe's number of steps counts only if no end of the run is given.
+        The recipe's number of steps applies only if the run has no other end.
         """
         values = dict(DEFAULTS)
         if self.order_share:
-            # The default is for one label a sequence among its masked tokens.
+            # The default weight suits one label per sequence next to many masked tokens.
             values["sentence_weight"] = 1.0
         length = self.length
         if self.recipe is not None:
@@ -226,18 +232,18 @@ class FinetuneConfig(
                 del values["steps"]
         if self.question_answering:
             values["question_length"] = length or DEFAULT_MAX_SEQ_LEN
-        return {name: each for name, each in values.items() if getattr(self, name) in (None, ())}
+        return {name: value for name, value in values.items() if getattr(self, name) in (None, ())}
 
     @property
     def _recipe_name(self) -> str:
         if self.task is not None:
             return self.task
         if self.has_questions_alone:
-            has_answers = all(each.answers for each in read_squad(self.question_answering))
+            has_answers = all(question.answers for question in read_squad(self.question_answering))
             return SQUAD_1 if has_answers else SQUAD_2
         raise RunError(
-            f"--recipe {self.recipe} differs from task to task; give --task, or "
-            "--question-answering alone"
+            f"--recipe {self.recipe} differs from task to task. Use --task, or "
+            "--question-answering alone."
         )
 
     @property
@@ -247,7 +253,7 @@ class FinetuneConfig(
 
     @cached_property
     def files(self) -> ClassifierFiles:
-        """The files of the default classifier, or those of multiple choice and their folders."""
+        """Files of the default classifier, or files and folders of multiple choice."""
         files = super().files
         if not self.multiple_choice:
             return files
@@ -255,7 +261,7 @@ class FinetuneConfig(
         return ClassifierFiles(self.multiple_choice, self.validation or tuple(held_out))
 
     def check_files(self) -> None:
-        """Find the files of all classifiers, and check that validation goes with them.
+        """Find the files of all classifiers, and check that the validation fits them.
 
         All errors are listed.
         """
@@ -269,24 +275,24 @@ class FinetuneConfig(
         if validation and not (has_default or self.question_answering or self.embeddings):
             raise RunError(
                 "--validation requires labelled data: --text-classification, --multiple-choice, "
-                "--token-classification, --question-answering or --embeddings"
+                "--token-classification, --question-answering or --embeddings."
             )
         if validation and self.heads and not has_default:
             raise RunError(
-                "--validation before --head is of the default classifier, which has no data here; "
-                "questions are validated only without classifiers: give it after --head"
+                "--validation before --head belongs to the default classifier, which has no data. "
+                "Questions are validated only without classifiers. Move --validation after --head."
             )
         has_texts = any(head.has_texts for head in self.classifiers)
         if self.splits_validation and (has_texts or self.token_classification):
             return
         if self.patience is not None and not self._has_validation:
-            raise RunError("--patience requires --validation")
+            raise RunError("--patience requires --validation.")
         if any(head.metric and not head.files.validation for head in self.classifiers):
-            raise RunError("--metric requires --validation")
+            raise RunError("--metric requires --validation.")
 
     @property
     def classifiers(self) -> tuple[ClassifierConfig, ...]:
-        """The default classifier, which may have no data, and the named ones."""
+        """The default classifier, which may have no data, and the named classifiers."""
         return (self, *self.heads)
 
     @property
@@ -295,31 +301,31 @@ class FinetuneConfig(
 
     @property
     def splits_validation(self) -> bool:
-        """Whether some labelled texts are held out."""
+        """Whether the run holds out some of its labelled texts."""
         return self.validation_split > 0 and not self._has_validation
 
     @property
     def _has_default_head(self) -> bool:
-        """Whether there are data of the one head named `classifier`."""
+        """Whether the run has data for the head named `classifier`."""
         return self.has_texts or self.has_choices or bool(self.token_classification)
 
     @property
     def has_held_out_vectors(self) -> bool:
-        """Whether `--validation` is of embeddings: it is, without data of other heads."""
+        """Whether `--validation` measures embeddings, because no other head has data."""
         return not (self._has_default_head or self.question_answering)
 
     @property
     def validates_questions(self) -> bool:
-        """Whether `--validation` is of questions, as it is without data of classifiers."""
+        """Whether `--validation` measures questions, because no classifier has data."""
         return not (self._has_default_head or self.heads)
 
     @property
     def has_questions_alone(self) -> bool:
-        """Whether the run's only data are questions."""
-        others = (self._has_default_head, self.embeddings, self.pretraining, self.heads)
-        return bool(self.question_answering) and not any(others)
+        """Whether questions are the only data of the run."""
+        other_data = (self._has_default_head, self.embeddings, self.pretraining, self.heads)
+        return bool(self.question_answering) and not any(other_data)
 
 
 def _has_held_out_choices(path: Path) -> bool:
-    """Whether a folder, which stays one, has files of validation of multiple choice."""
+    """Return whether a folder of multiple choice has validation files."""
     return path.is_dir() and bool(files_of_split(path, "validation", suffixes=CHOICES))

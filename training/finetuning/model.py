@@ -1,4 +1,4 @@
-"""The model of a finetuning run: the checkpoint's, with the heads of the run's tasks."""
+"""The model of a finetuning run: the checkpoint with the heads of the run's tasks."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Start:
     """The checkpoint that a run starts from, with the sizes that the run gives its model.
 
     Attributes:
-        hf: content of its `config.json`.
-        heads: the outputs of each of its heads.
-        architecture: its sizes, perhaps with fewer layers or positions, and other dropout.
+        hf: content of `config.json`.
+        heads: number of outputs of each head.
+        architecture: sizes of the run's model, perhaps with fewer positions and other dropout.
     """
 
     folder: Path
@@ -52,7 +52,7 @@ class Start:
 
     @classmethod
     def open(cls, folder: Path, config: FinetuneConfig) -> Self:
-        """Read a checkpoint in the standard form, but its weights."""
+        """Read a checkpoint in the standard form, except its weights."""
         hf = read_config(folder)
         architecture = _architecture(config, hf)
         return cls(folder=folder, hf=hf, heads=read_tasks(folder), architecture=architecture)
@@ -63,11 +63,11 @@ def extra_config(
 ) -> dict[str, Any]:
     """Return the keys of config.json that name the sentence task, all labels and the default head.
 
-    Labels of classifiers that are not trained are the checkpoint's, as is the default's name unless
-    another is given, or its labels are others.
+    Classifiers that are not trained keep the checkpoint's labels. The default classifier keeps its
+    name, unless the run names it or changes its labels.
 
     Args:
-        heads: of the model.
+        heads: heads of the model.
     """
     labels = labels_of(tasks)
     records = {
@@ -78,15 +78,15 @@ def extra_config(
     name = default_name(start.hf)
     default = next((task for task in tasks if task.name == CLASSIFICATION), None)
     if isinstance(default, Classification):
-        before = _stored_names(start, CLASSIFICATION)
-        has_same_labels = [*map(label_key, before)] == [*map(label_key, default.names)]
+        checkpoint_labels = _stored_names(start, CLASSIFICATION)
+        has_same_labels = [*map(label_key, checkpoint_labels)] == [*map(label_key, default.names)]
         name = default.head_name or (name if has_same_labels else None)
     sentence_task = {key: start.hf[key] for key in ("albert_sentence_task",) if key in start.hf}
     return {**sentence_task, **labels_config(records, name)}
 
 
 def labels_of(tasks: Sequence[TrainingTask]) -> dict[Task, Mapping[str, Any]]:
-    """Return the keys of `config.json` that name the labels of each head that has some."""
+    """Return the keys of `config.json` that name the labels of each head."""
     return {task.name: task.labels for task in tasks if task.labels is not None}
 
 
@@ -97,10 +97,10 @@ def load_start(
 ) -> AlbertForTasks:
     """Load a checkpoint, add the heads of the tasks, and report a replaced head.
 
-    A head that the checkpoint lacks, or a classifier that it has with other labels, is new.
+    A head is new if the checkpoint lacks it, or has it with other labels.
 
     Args:
-        labels: of each classifier that is trained, keys of `config.json` that name its labels.
+        labels: keys of `config.json` that name the labels of each trained classifier.
     """
     config = start.architecture
     heads = _without_replaced(start.heads, tasks)
@@ -123,27 +123,28 @@ def load_start(
 
 
 def _without_replaced(heads: Mapping[Task, int], tasks: Collection[Task]) -> dict[Task, int]:
-    """Return the checkpoint's heads without those whose place in the file a new head takes."""
-    kept = dict(heads)
+    """Return the checkpoint's heads, except heads that a new head replaces in the file."""
+    remaining_heads = dict(heads)
     replacing = next((task for task in NAMED_CLASSIFIER if task in tasks), None)
     if replacing is None:
-        return kept
-    if replacing != CLASSIFICATION and (further := [head for head in heads if is_named(head)]):
-        kept = {head: size for head, size in kept.items() if head not in further}
-        print(f"the checkpoint's further classifiers are left out: {', '.join(further)}")
-    for other in NAMED_CLASSIFIER:
-        if other != replacing and other in kept:
-            del kept[other]
-            print(f"the checkpoint's head of {other} is replaced by one of {replacing}")
-    return kept
+        return remaining_heads
+    named_heads = [head for head in heads if is_named(head)]
+    if replacing != CLASSIFICATION and named_heads:
+        remaining_heads = {head: size for head, size in heads.items() if head not in named_heads}
+        print(f"The checkpoint's named classifiers are removed: {', '.join(named_heads)}.")
+    for head in NAMED_CLASSIFIER:
+        if head != replacing and head in remaining_heads:
+            del remaining_heads[head]
+            print(f"The checkpoint's {head} head is replaced by a {replacing} head.")
+    return remaining_heads
 
 
 def with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
     """Return the model with another config of the same sizes, or of fewer positions."""
     if config.max_positions > model.config.max_positions:
         raise CheckpointError(
-            f"{config.max_positions} positions cannot be cut from the model's "
-            f"{model.config.max_positions}"
+            f"{config.max_positions} positions are more than the {model.config.max_positions} of "
+            "the model."
         )
     changed, weights = AlbertForTasks(config, model.tasks), model.state_dict()
     weights[_POSITIONS] = weights[_POSITIONS][: config.max_positions]
@@ -157,7 +158,7 @@ def _stored_names(start: Start, head: Task) -> list[str]:
 
 
 def _reorder(model: AlbertForTasks, task: Task, order: Sequence[int]) -> None:
-    """Put the outputs of a classifier into another order."""
+    """Reorder the outputs of a classifier."""
     for name, parameter in model.named_parameters():
         if name.startswith(f"heads.{task}.output.") and list(order) != sorted(order):
             with torch.no_grad():
@@ -168,16 +169,17 @@ def new_classifiers(start: Start, labels: Mapping[Task, Mapping[str, Any]]) -> l
     """Return the classifiers whose labels differ from the checkpoint's, and report a change.
 
     Args:
-        labels: the keys of each classifier that is trained.
+        labels: keys of `config.json` that name the labels of each trained classifier.
     """
     new = []
     for head, record in labels.items():
-        before = _stored_names(start, head)
-        if _order(before, record) is None:
+        checkpoint_labels = _stored_names(start, head)
+        if _order(checkpoint_labels, record) is None:
             new.append(head)
             if head in start.heads:
                 names = listed(_names(record))
-                print(f"a new classifier of {names} replaces that of {listed(before)}")
+                replaced_names = listed(checkpoint_labels)
+                print(f"A new classifier of {names} replaces the classifier of {replaced_names}.")
     return new
 
 
@@ -190,13 +192,13 @@ def head_fit_of(
     seed: int,
     contrast_rate: float | None,
 ) -> HeadFit | None:
-    """Return the fit of the new classifiers, or of all; None without any.
+    """Return the fit of the new classifiers, or of all classifiers; None if there are none.
 
-    A head of sentence order that hinders whitening is left out.
+    A sentence-order head that prevents whitening is removed.
 
     Args:
-        fits_all: whether no step trains the classifiers.
-        contrast_rate: as in `HeadFit`.
+        fits_all: whether all classifiers are fitted, because no step trains them.
+        contrast_rate: learning rate of the contrast; None without a contrast.
     """
     new = new_classifiers(start, labels_of(tasks))
     classifiers = [task for task in tasks if isinstance(task, Classification)]
@@ -206,7 +208,7 @@ def head_fit_of(
     readers = model.tasks.keys() - UNPOOLED_TASKS - data.keys()
     replaces_pooler = readers <= {_ORDER} - {head for task in tasks for head in task.heads}
     if replaces_pooler and readers:
-        print(f"the checkpoint's head of {_ORDER} is left out (--pretraining trains it on)")
+        print(f"The checkpoint's {_ORDER} head is removed. Use --pretraining to continue it.")
         del model.heads[_ORDER], model.tasks[_ORDER]
     return HeadFit(
         model=model,
@@ -217,16 +219,16 @@ def head_fit_of(
     )
 
 
-def _order(before: Sequence[str], record: Mapping[str, Any]) -> list[int] | None:
-    """Return the output in a checkpoint of each label; None if its labels had other meanings.
+def _order(checkpoint_labels: Sequence[str], record: Mapping[str, Any]) -> list[int] | None:
+    """Return the checkpoint's output of each label; None if its labels have other meanings.
 
-    Numbers and scores may always have.
+    The same number or score may mean something else in other data.
     """
     names = _names(record)
-    indices = label_indices(before, names)
+    indices = label_indices(checkpoint_labels, names)
     are_numbers = all(re.fullmatch(r"(LABEL_)?[-\d.]+", name) for name in names)
     is_scored = record.get("problem_type") == "regression"
-    is_same = len(before) == len(names) == len(set(indices.values()))
+    is_same = len(checkpoint_labels) == len(names) == len(set(indices.values()))
     return None if are_numbers or is_scored or not is_same else [indices[name] for name in names]
 
 
@@ -241,18 +243,18 @@ def _architecture(config: FinetuneConfig, hf: Mapping[str, Any]) -> AlbertConfig
         "attention_dropout": config.dropout,
         "classifier_dropout": config.classifier_dropout,
     }
-    given = {name: value for name, value in changes.items() if value is not None}
-    sizes = replace(AlbertConfig.from_hf(hf), **given)
+    overrides = {name: value for name, value in changes.items() if value is not None}
+    sizes = replace(AlbertConfig.from_hf(hf), **overrides)
     # Without --length, windows of questions have 384 tokens, or as many as the model has positions.
     has_default = config.has_questions_alone and config.question_length != config.length
     if not has_default and not MIN_LENGTH <= config.length <= sizes.max_positions:
         raise RunError(
             f"--length {config.length}: a sequence has from {MIN_LENGTH} tokens to the model's "
-            f"{sizes.max_positions} positions"
+            f"{sizes.max_positions} positions."
         )
     if not MIN_LENGTH <= (config.order_length or MIN_LENGTH) <= sizes.max_positions:
         raise RunError(
             f"--order-length {config.order_length}: a pair has from {MIN_LENGTH} tokens to the "
-            f"model's {sizes.max_positions} positions"
+            f"model's {sizes.max_positions} positions."
         )
     return sizes

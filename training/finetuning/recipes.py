@@ -31,10 +31,12 @@ DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
         "seed": 0,
     }
 )
-# The default rate up to a hidden size; of a wider model it is as much lower, as published ones are.
-_RATE: Final = 2e-4
-_RATE_WIDTH: Final = 384
-LR_HELP: Final = f"{_RATE:g} up to hidden size {_RATE_WIDTH}; above, it decreases in proportion"
+# The default rate applies up to this hidden size and decreases above, as published rates do.
+_DEFAULT_LR: Final = 2e-4
+_DEFAULT_LR_WIDTH: Final = 384
+LR_HELP: Final = (
+    f"{_DEFAULT_LR:g} up to hidden size {_DEFAULT_LR_WIDTH}; above, it decreases in proportion"
+)
 
 
 def hyperparameters_of(config: Optimization, folder: Path) -> Hyperparameters:
@@ -42,13 +44,13 @@ def hyperparameters_of(config: Optimization, folder: Path) -> Hyperparameters:
     names = [field.name for field in fields(Hyperparameters) if field.name != "pooled_factor"]
     values: dict[str, Any] = {name: getattr(config, name) for name in names}
     if config.lr is None:
-        values["lr"] = _RATE * min(
-            1.0, _RATE_WIDTH / AlbertConfig.from_hf(read_config(folder)).hidden_size
+        values["lr"] = _DEFAULT_LR * min(
+            1.0, _DEFAULT_LR_WIDTH / AlbertConfig.from_hf(read_config(folder)).hidden_size
         )
     return Hyperparameters(**values, pooled_factor=1.0)
 
 
-# Names of recipes: for questions that all have an answer, and for others.
+# SQuAD 1 has an answer to every question; SQuAD 2 does not.
 SQUAD_1: Final = "squad1"
 SQUAD_2: Final = "squad2"
 

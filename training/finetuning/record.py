@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from training.data.labelled.folders import RACE
-from training.finetuning.classifiers import OF_TEXTS, ClassifierConfig
+from training.finetuning.classifiers import TEXT_OPTIONS, ClassifierConfig
 from training.finetuning.config import FinetuneConfig
 from training.model.provenance import file_names
 from training.optim.optimizers import Hyperparameters
 from training.options.flags import flag_name, flags_of
 from training.options.tables import identify, is_table
 
-# Fields that a run may be resumed with other values of, such as smaller micro-batches where it
-# lacks memory.
+# A run may resume with other values of these fields, such as smaller micro-batches if memory is
+# short.
 _NOT_RECORDED: Final = frozenset(
     {
         *("output", "device", "threads", "save_every", "report_every", "keep", "micro_batch_size"),
@@ -23,9 +23,9 @@ _NOT_RECORDED: Final = frozenset(
     }
 )
 # A run records these fields of each named head.
-_OF_HEAD: Final = ("head", "text_classification", "task", "data", *OF_TEXTS)
-# Data that validation and export measure alike, and the options of its columns.
-_MEASURED = ("text_classification", "multiple_choice", "token_classification", "question_answering")
+_HEAD_FIELDS: Final = ("head", "text_classification", "task", "data", *TEXT_OPTIONS)
+# Validation and export measure these data in the same way, with the same columns.
+_LABELLED = ("text_classification", "multiple_choice", "token_classification", "question_answering")
 _COLUMNS = (
     *("text_column", "pair_column", "label_column", "label_separator", "delimiter"),
     "choice_columns",
@@ -33,10 +33,10 @@ _COLUMNS = (
 
 
 def record_of(config: FinetuneConfig, hyperparameters: Hyperparameters) -> dict[str, str]:
-    """Return the content of `run.json` but for the precision.
+    """Return the content of `run.json`, except the precision.
 
-    Lists are recorded as Python's, empty ones as None, one label column by its name, and tables in
-    memory by their hashes.
+    A list is recorded in Python's notation, an empty list as None, one label column by its name,
+    and a table in memory by its hash.
     """
     names = [field.name for field in flags_of(FinetuneConfig)]
     record = {name: _recorded(config, name) for name in names if name not in _NOT_RECORDED}
@@ -45,7 +45,7 @@ def record_of(config: FinetuneConfig, hyperparameters: Hyperparameters) -> dict[
         record["label_column"] = config.label_column[0]
     if config.question_answering:
         record["question_length"] = str(config.question_length)
-    heads = [{name: _recorded(head, name) for name in _OF_HEAD} for head in config.heads]
+    heads = [{name: _recorded(head, name) for name in _HEAD_FIELDS} for head in config.heads]
     return {**record, "heads": str(heads)}
 
 
@@ -85,16 +85,16 @@ def data_names(config: FinetuneConfig, start: str) -> dict[str, list[str]]:
 
 
 def export_command(config: FinetuneConfig) -> str | None:
-    """Return the command that exports the best checkpoint, measured on the validation files.
+    """Return the command that exports the best checkpoint and measures it on the validation files.
 
-    None without such files, of embeddings, and of tables in memory, whose files are removed.
+    None without validation files, for embeddings, and for tables in memory.
     """
     if any(is_table(file) for head in config.classifiers for file in head.files.validation):
         return None
-    measured = [word for head in config.classifiers for word in _options_of(head)]
+    options = [word for head in config.classifiers for word in _options_of(head)]
     folder = config.output
     words = ["albert-serve", "export", str(folder / "best"), f"bundles/{folder.resolve().name}"]
-    return shlex.join([*words, "--precision", "int8", *measured]) if measured else None
+    return shlex.join([*words, "--precision", "int8", *options]) if options else None
 
 
 def _options_of(head: ClassifierConfig) -> list[str]:
@@ -104,7 +104,7 @@ def _options_of(head: ClassifierConfig) -> list[str]:
         options = {"task": head.task, "data": head.task_folder}
     else:
         held_out = head.files.validation
-        data = [name for name in _MEASURED if getattr(head, name, ())] if held_out else []
+        data = [name for name in _LABELLED if getattr(head, name, ())] if held_out else []
         if not data:
             return []
         columns = {name: getattr(head, name, None) for name in _COLUMNS}

@@ -90,7 +90,7 @@ def run_finetuning(config: FinetuneConfig) -> TrainedRun:
 
 
 def _has_best(run: Run) -> bool:
-    """Whether a validation of the run, or of its part before a resumption, selected the best."""
+    """Return whether this run, or the run that it resumes, selected a best checkpoint."""
     is_selected = run.selection is not None and run.selection.best_step is not None
     return is_selected or bool(run.earlier_selection)
 
@@ -102,4 +102,4 @@ def _report(trained: TrainedRun, tasks: Sequence[TrainingTask], config: Finetune
         num_texts = sum(count.num_texts for count in counts)
         print(describe_long_texts(num_long, num_texts, config.length, truncation=True))
     if trained.status == 0 and (command := export_command(config)):
-        print(f"to export and measure it on the validation files: {command}")
+        print(f"To export and measure it on the validation files, run: {command}")

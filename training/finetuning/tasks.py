@@ -1,4 +1,4 @@
-"""The tasks of a finetuning run: their configurations, and their data, which is read."""
+"""The tasks of a finetuning run: their configurations and their data."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from training.tasks.pretraining.loss import PretrainingConfig, read_text
 from training.tasks.question_answering.loss import QuestionConfig, read_spans
 from training.tasks.token_classification.loss import TokenConfig, read_tokens
 
-# Of continued pretraining: the fraction of the tokens that is predicted, the paper's; that of the
-# documents that are cut into shorter examples; and the least sentences of each side of a pair.
+# Continued pretraining predicts the paper's fraction of tokens, cuts a fraction of the documents
+# into shorter examples, and makes pairs of two or more sentences per side.
 _MASK_RATE: Final = 0.15
 _SHORT_RATE: Final = 0.1
 _ORDER_SENTENCES: Final = 2
@@ -41,12 +41,12 @@ class _Kind(NamedTuple):
     read: Callable[[TrainingSetup, int], TrainingTask]
 
 
-def _trained(config: FinetuneConfig, start: Start) -> list[_Kind]:
-    """Return the tasks that the configuration has data of, in the order of --weights."""
+def _configured_tasks(config: FinetuneConfig, start: Start) -> list[_Kind]:
+    """Return the tasks for which the configuration has data, in the order of --weights."""
     split = config.validation_split if config.splits_validation else 0.0
     kinds = [
         _Kind(head, partial(read_classification, _classification(head, texts, split)))
-        for head, texts in _trained_heads(config, start)
+        for head, texts in _classifier_heads(config, start)
     ]
     validation = config.files.validation
     if config.has_choices:
@@ -118,36 +118,38 @@ def _pretraining(config: FinetuneConfig, start: Start) -> PretrainingConfig:
     )
 
 
-def _trained_heads(config: FinetuneConfig, start: Start) -> list[tuple[Task, ClassifierConfig]]:
-    """Return the classifiers that are trained, in the order of --weights.
+def _classifier_heads(config: FinetuneConfig, start: Start) -> list[tuple[Task, ClassifierConfig]]:
+    """Return the classifiers to train, in the order of --weights.
 
-    Data before `--head` is the default classifier's, which `transformers` reads. Without, and in a
-    checkpoint that has none, the default is the head of that name, or else the first.
+    Data before `--head` belongs to the default classifier, which `transformers` reads. If neither
+    such data nor the checkpoint defines it, it is the head of that name, or else the first head.
     """
     heads = config.heads
-    trained: list[tuple[Task, ClassifierConfig]] = (
+    classifier_heads: list[tuple[Task, ClassifierConfig]] = (
         [(CLASSIFICATION, config)] if config.has_texts else []
     )
     default = default_name(start.hf) or DEFAULT_HEAD
-    if heads and not trained and CLASSIFICATION not in start.heads:
+    if heads and not classifier_heads and CLASSIFICATION not in start.heads:
         names = [head.head for head in heads if head.head is not None]
         default = DEFAULT_HEAD if DEFAULT_HEAD in names else names[0]
     for head in heads:
         assert head.head is not None
         if head.head == DEFAULT_HEAD != default:
-            raise RunError(f"--head {DEFAULT_HEAD}: the default classifier is named {default}")
+            raise RunError(
+                f"--head {DEFAULT_HEAD} is named {default} in the checkpoint. Use that name."
+            )
         task = CLASSIFICATION if head.head == default else named_head(head.head)
         if task == CLASSIFICATION and config.has_texts:
             raise RunError(
-                f"--head {head.head} names the default classifier, whose data stands before --head "
-                "already; give another name"
+                f"--head {head.head} names the default classifier, which has data before --head. "
+                "Use another name."
             )
-        trained.append((task, head))
-    return trained
+        classifier_heads.append((task, head))
+    return classifier_heads
 
 
 def setup_of(config: FinetuneConfig, start: Start, world: World) -> TrainingSetup:
-    """Return the parts of the run that its tasks read their data for."""
+    """Return the settings by which the run's tasks read their data."""
     return TrainingSetup(
         tokenizer=AlbertTokenizer.from_file(start.folder / "tokenizer.json"),
         architecture=start.architecture,
@@ -161,18 +163,18 @@ def setup_of(config: FinetuneConfig, start: Start, world: World) -> TrainingSetu
 
 
 def read_tasks(config: FinetuneConfig, start: Start, setup: TrainingSetup) -> list[TrainingTask]:
-    """Read the data of all tasks of a run; all errors in them are listed."""
-    kinds = _trained(config, start)
+    """Read the data of all tasks of a run, and list all errors in it."""
+    kinds = _configured_tasks(config, start)
     if not kinds:
         raise RunError(
-            "nothing to train: give --text-classification, --multiple-choice, --task, --head, "
-            "--token-classification, --question-answering, --embeddings or --pretraining"
+            "There is nothing to train. Use --text-classification, --multiple-choice, --task, "
+            "--head, --token-classification, --question-answering, --embeddings or --pretraining."
         )
     tasks: list[TrainingTask] = []
     errors: list[str] = []
     for kind, size in zip(kinds, _batch_sizes(config, kinds), strict=True):
         if kind.name == "pretraining":
-            raise_listed(errors)  # now, since text takes long to prepare
+            raise_listed(errors)  # preparing text takes long
         with collecting(errors):
             tasks.append(kind.read(setup, size))
     raise_listed(errors)
@@ -180,13 +182,13 @@ def read_tasks(config: FinetuneConfig, start: Start, setup: TrainingSetup) -> li
 
 
 def _batch_sizes(config: FinetuneConfig, kinds: Sequence[_Kind]) -> Sequence[int]:
-    """Return the examples a step of each task."""
+    """Return the number of examples per step of each task."""
     sizes = config.batch_size
     if len(sizes) == 1:
         return sizes * len(kinds)
     if len(sizes) != len(kinds):
         raise RunError(
-            f"--batch-size {' '.join(map(str, sizes))}: give one number, or one for each of "
-            + ", ".join(kind.name for kind in kinds)
+            f"--batch-size {' '.join(map(str, sizes))} is not one number per task. Use one number, "
+            f"or one for each of {', '.join(kind.name for kind in kinds)}."
         )
     return sizes

@@ -12,9 +12,9 @@ from training.glue.tasks import GlueTask
 
 _COMPRESSED: Final = ("", ".gz", ".bz2", ".xz", ".zst")
 _PARQUET: Final = ".parquet"
-# The name of the Hub's training files.
+# The Hub names training files in this way.
 _HUB_TRAIN: Final = f"train-*{_PARQUET}"
-# Files split off the training files, to select a model without the official held-out files.
+# A user may split these files off the training files, to keep the official held-out files.
 _VALIDATION: Final = ("val.tsv", "validation.tsv")
 
 
@@ -44,7 +44,7 @@ def _dev(task: GlueTask) -> dict[str, tuple[str, ...]]:
 def training_files(task: GlueTask, folder: Path) -> TrainingFiles:
     """Find the files of a task in a folder.
 
-    Validation is on `val.tsv` if there is one, otherwise on the first official held-out split.
+    Validation uses `val.tsv` if it exists, otherwise the first official held-out split.
     """
     train = find_first(folder, (*task.train, _HUB_TRAIN))
     first = next(iter(task.dev))
@@ -65,12 +65,12 @@ def dev_files(task: GlueTask, folder: Path) -> dict[str, list[Path]]:
 
 
 def find_first(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """Return the files of the first pattern that has any, compressed or not."""
+    """Return the files of the first pattern with a match, compressed or not."""
     if not folder.is_dir():
-        raise CorpusError(f"{folder} is not a folder; pass the folder of the task's files")
+        raise CorpusError(f"{folder} is not a folder. Use the folder of the task's files.")
     names = (pattern + suffix for pattern in patterns for suffix in _COMPRESSED)
     return next((files for name in names if (files := sorted(folder.glob(name)))), [])
 
 
 def _missing(folder: Path, kind: str, patterns: Sequence[str]) -> str:
-    return f"{folder} has no {kind} file {' or '.join(patterns)}"
+    return f"{folder} has no {kind} file {' or '.join(patterns)}."

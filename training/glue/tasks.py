@@ -1,7 +1,7 @@
 """The tasks of GLUE: names of files and columns, labels, and the official metric of each.
 
-Wang et al. 2019, https://gluebenchmark.com/tasks. Columns are those of the official archives, and
-of the original MRPC and STS benchmark. Diagnostics (AX) has no training data.
+Wang et al. 2019, https://gluebenchmark.com/tasks. The columns are in the official archives, and
+in the original MRPC and STS benchmark. Diagnostics (AX) has no training data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Metric: TypeAlias = Literal[
     "spearman",
     "mse",
 ]
-# Name of the held-out split, except for MNLI, which has two.
+# Every task has one held-out split, except MNLI, which has two.
 _ONLY_DEV: Final = "dev"
 
 
@@ -36,16 +36,16 @@ class GlueTask:
     """A task of GLUE.
 
     Attributes:
-        title: the name in tables of the literature.
+        title: name in tables of the literature.
         columns: columns of its files, official or the Hub's, by the common names of data sets.
         labels: names of the labels 0, 1, ...; the files contain names or numbers. Empty for a
             regression.
         scale: range of a regression's scores.
-        metrics: official metrics; where there are several, their mean counts.
+        metrics: official metrics; the mean of several metrics is their score.
         train: patterns of the training files' names; the first with a file is used.
         dev: patterns of each held-out split.
         test: patterns of each split without labels.
-        submitted: form of the labels in the files for GLUE's server.
+        submitted: kind of the labels in the files for GLUE's server.
     """
 
     title: str
@@ -64,7 +64,7 @@ class GlueTask:
 
     @property
     def problem(self) -> ProblemType:
-        """The kind of the task."""
+        """Kind of the task's labels."""
         return "single_label_classification" if self.scale is None else "regression"
 
 
@@ -147,5 +147,5 @@ def task_name(text: str) -> str:
     """Return the key of a task from its name in the literature, such as `SST-2`."""
     name = text.lower().replace("-", "").replace("_", "")
     if name not in TASKS:
-        raise ValueError(f"unknown task {text!r}; choose {', '.join(TASKS)}")
+        raise ValueError(f"{text!r} is not a task.")
     return name

@@ -1,4 +1,4 @@
-"""Parts of a run's configuration that several commands have, and the option of a device."""
+"""Options of a run that several commands share, and the option of a device."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def parse_device(text: str) -> torch.device:
     try:
         device = torch.device(text)
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, ImportError) as error:  # torch may be built without it
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch may lack the device
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise argparse.ArgumentTypeError(
-            f"{text!r} cannot be used: {reason}; give auto, cpu, cuda, cuda:1, ..."
+            f"{text!r} cannot be used: {reason}. Use auto, cpu, cuda, cuda:1, ..."
         ) from error
     return device
 
@@ -41,21 +41,21 @@ Device: TypeAlias = Annotated[torch.device, Parsed(parse_device)]
 
 
 def add_device(group: argparse._ActionsContainer) -> None:
-    """Add the option of the device, which is read as a `torch.device`."""
+    """Add the option of a device, which is parsed into a `torch.device`."""
     help_ = f"{DEVICE_HELP} (default: %(default)s)"
     group.add_argument("--device", type=parse_device, default="auto", help=help_)
 
 
-def should_compile(wanted: bool | None, device: torch.device) -> bool:
-    """Whether to compile: as `--compile` says, otherwise if it is possible."""
-    # The compiler that torch's inductor starts on a CPU.
+def should_compile(requested: bool | None, device: torch.device) -> bool:
+    """Return whether to compile: as `--compile` requires, by default if it is possible."""
+    # torch's inductor starts this compiler on a CPU.
     name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     is_possible = device.type != "cpu" or shutil.which(name) is not None
-    if is_possible or wanted is False:
-        return wanted is not False
-    if wanted:
-        raise RunError(f"--compile needs a C++ compiler on a CPU, and there is no {name}")
-    print(f"training is not compiled, and slower: there is no C++ compiler {name}")
+    if is_possible or requested is False:
+        return requested is not False
+    if requested:
+        raise RunError(f"--compile requires a C++ compiler on a CPU. Install {name}, or set CXX.")
+    print(f"Training is not compiled, and slower. Install the C++ compiler {name}, or set CXX.")
     return False
 
 
@@ -78,7 +78,7 @@ class StoppingCriteria(Options, title="end of the run (whichever is reached firs
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolder(Options, title="device and output"):
-    """A run's folder, its checkpoints and reports; they change last digits at most.
+    """A run's folder, device, checkpoints and reports; they change last digits at most.
 
     Attributes:
         save_every: seconds between checkpoints.
@@ -98,12 +98,12 @@ class RunFolder(Options, title="device and output"):
 
 @dataclass(frozen=True, kw_only=True)
 class Optimization(Options, title="optimization"):
-    """The optimizers and their rates, where they are not the recipe's."""
+    """The optimizers and their rates (default: the recipe's)."""
 
     optimizer: OptimizerName | None = flag(
         "optimizer; muon trains the layers' matrices, and AdamW the other weights"
     )
-    lr: Positive | None = flag("peak learning rate; with muon, that of the layers' matrices")
+    lr: Positive | None = flag("peak learning rate; with muon, of the layers' matrices")
     adamw_lr: Positive | None = flag("peak learning rate of the other weights, with muon")
     weight_decay: Fraction | None = flag("weight decay of matrices, 0 to 1")
     schedule: ScheduleName | None = flag("learning-rate schedule")
@@ -129,7 +129,7 @@ class ObjectiveOptions(Options, title="masked tokens and sentence order"):
     order_sentences: Count | None = flag("minimum sentences in each segment of a pair (default: 2)")
 
     def __post_init__(self) -> None:
-        """Check the share."""
+        """Check the fraction of steps."""
         super().__post_init__()
         if self.order_share == 1:
-            raise RunError("--order-share 1 leaves no step to masked tokens; give less")
+            raise RunError("--order-share 1 leaves no step for masked tokens. Use a lower value.")

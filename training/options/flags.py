@@ -1,4 +1,4 @@
-"""Command-line flags of a configuration, which follow from the fields of its dataclass.
+"""Command-line flags that are made from the fields of a configuration's dataclass.
 
     @dataclass(frozen=True, kw_only=True)
     class End(Options, title="end of the run"):
@@ -6,8 +6,8 @@
         budget: Duration | None = flag("training time, such as 25m or 2h")
 
 `batch_size` is the flag `--batch-size`, a tuple takes several values, a bool is on or off. A
-configuration is checked however it is made, and its errors name the flags. Where a flag takes data
-files, Python may give tables in memory (`training.options.tables`).
+configuration is checked however it is made, and its errors name the flags. In place of data files,
+Python may pass tables in memory (`training.options.tables`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _METAVAR = "metavar"
 
 
 class OptionError(RunError):
-    """A value that a flag does not take, or flags that exclude each other."""
+    """A value that a flag does not allow."""
 
 
 def flag(
@@ -47,7 +47,7 @@ def flag(
     *,
     metavar: str | None = None,
 ) -> Any:
-    """Return a field that is a flag; its help ends with the default, unless the text has it."""
+    """Return a field that is a flag; its help ends with the default, unless it contains one."""
     return field(default=default, metadata={_HELP: help_, _METAVAR: metavar})
 
 
@@ -55,7 +55,7 @@ class _Kind(NamedTuple):
     """The values of a field.
 
     Attributes:
-        value: a `NumberRange` or `Parsed`, or the type.
+        value: `NumberRange`, `Parsed` or type of the value.
         is_list: whether the field is a tuple of such values.
     """
 
@@ -69,21 +69,21 @@ class _Kind(NamedTuple):
         if self.value is Path:
             return data_files(value)
         if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-            value = (value,)  # one value is a list of one
+            value = (value,)  # a single value needs no list
         return tuple(map(self._check, value))
 
     def _check(self, value: Any) -> Any:
         if hasattr(value, "item") and not getattr(value, "shape", None):
-            value = value.item()  # numpy's scalars
+            value = value.item()  # numpy has scalars of its own
         if isinstance(self.value, NumberRange | Parsed):
             return self.value.check(value)
         if self.value is Path:
             return Path(value)
         if choices := get_args(self.value):
             if value not in choices:
-                raise argparse.ArgumentTypeError(f"{value!r} is none of {', '.join(choices)}")
+                raise argparse.ArgumentTypeError(f"{value!r} is not one of {', '.join(choices)}.")
         elif not isinstance(value, self.value):
-            raise argparse.ArgumentTypeError(f"{value!r} is no {self.value.__name__}")
+            raise argparse.ArgumentTypeError(f"{value!r} is not a {self.value.__name__}.")
         return value
 
     def arguments(self) -> dict[str, Any]:
@@ -103,20 +103,20 @@ class Options:
     """Base of configurations: a frozen dataclass whose fields are flags.
 
     Attributes:
-        title: of a class' own flags in the help.
-        defaults: what the help shows of fields whose default depends on others.
+        title: title of the class's own flags in the help.
+        defaults: default in the help of each field whose default depends on other fields.
     """
 
     title: ClassVar[str] = "options"
     defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, title: str | None = None) -> None:
-        """Name the group of the class' own flags in the help."""
+        """Set the title of the class's own flags in the help."""
         if title is not None:
             cls.title = title
 
     def __post_init__(self) -> None:
-        """Check all values, and convert those that are given in a simpler form."""
+        """Check all values, and convert simpler forms such as text."""
         kinds = _kinds(type(self))
         for option in flags_of(type(self)):
             value = getattr(self, option.name)
@@ -160,10 +160,12 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Options]) -> None:
         )
 
 
-def read_flags(config: type[_OptionsT], values: argparse.Namespace, **others: Any) -> _OptionsT:
+def read_flags(
+    config: type[_OptionsT], values: argparse.Namespace, **other_fields: Any
+) -> _OptionsT:
     """Return the configuration of parsed flags and other fields."""
     names = [option.name for option in flags_of(config)]
-    return config(**{name: getattr(values, name) for name in names}, **others)
+    return config(**{name: getattr(values, name) for name in names}, **other_fields)
 
 
 def _help(option: Field[Any], defaults: Mapping[str, Any]) -> str:
@@ -173,8 +175,8 @@ def _help(option: Field[Any], defaults: Mapping[str, Any]) -> str:
         return f"{text} (required)"
     if default is None or default == () or isinstance(default, bool) or "(default: " in text:
         return text
-    shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
-    return f"{text} (default: {shown})"
+    words = " ".join(map(str, default)) if isinstance(default, tuple) else default
+    return f"{text} (default: {words})"
 
 
 def _declaring(config: type[Options], name: str) -> type[Options]:

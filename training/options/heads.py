@@ -1,4 +1,4 @@
-"""Named heads on a command line: the flags after `--head NAME` are about its data."""
+"""Named heads on a command line: the flags after `--head NAME` describe its data."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ def parse_with_heads(
 ) -> tuple[argparse.Namespace, list[argparse.Namespace]]:
     """Parse a command line, and the flags of each named classifier, with its name as `head`.
 
-    Flags after `--head NAME` that are none of a classifier's data are the command's. None may be
-    abbreviated.
+    Flags after `--head NAME` that do not describe a classifier's data belong to the command. Flags
+    cannot be abbreviated.
     """
     # An abbreviation after `--head` would be read as the default classifier's option.
     parser.allow_abbrev = False
-    shared, *parts = _parts(sys.argv[1:] if words is None else words)
-    of_head = CommandParser(add_help=False, allow_abbrev=False, prog=parser.prog)
-    add_flags(of_head, head)
+    command_words, *parts = _parts(sys.argv[1:] if words is None else words)
+    head_parser = CommandParser(add_help=False, allow_abbrev=False, prog=parser.prog)
+    add_flags(head_parser, head)
     heads: list[argparse.Namespace] = []
-    for name, *rest in parts:
-        _check_name(parser, name, [earlier.head for earlier in heads])
-        own, others = of_head.parse_known_args(rest)
-        if others and not others[0].startswith("-"):
-            parser.error(f"{_OPTION} {name}: unrecognized arguments: {' '.join(others)}")
-        shared += others
-        heads.append(argparse.Namespace(**vars(own), head=name))
-    return parser.parse_args(shared), heads
+    for name, *head_words in parts:
+        _check_name(parser, name, [values.head for values in heads])
+        values, unknown = head_parser.parse_known_args(head_words)
+        if unknown and not unknown[0].startswith("-"):
+            parser.error(f"{_OPTION} {name}: unrecognized arguments: {' '.join(unknown)}")
+        command_words += unknown
+        heads.append(argparse.Namespace(**vars(values), head=name))
+    return parser.parse_args(command_words), heads
 
 
 def read_heads(head: type[_HeadT], heads: Sequence[argparse.Namespace]) -> tuple[_HeadT, ...]:
     """Return the configurations of named classifiers."""
-    return tuple(read_flags(head, own, head=own.head) for own in heads)
+    return tuple(read_flags(head, values, head=values.head) for values in heads)
 
 
 def _parts(words: Sequence[str]) -> list[list[str]]:
-    """Return the words before the first `--head`, and for each its name and the words after it."""
+    """Return the words before the first `--head`, and the words after each, its name first."""
     parts: list[list[str]] = [[]]
     for word in words:
         if word == _OPTION:
@@ -69,11 +69,11 @@ def _parts(words: Sequence[str]) -> list[list[str]]:
     return [parts[0], *(part or [""] for part in parts[1:])]
 
 
-def _check_name(parser: argparse.ArgumentParser, name: str, others: Sequence[str]) -> None:
+def _check_name(parser: argparse.ArgumentParser, name: str, names: Sequence[str]) -> None:
     if not re.fullmatch(HEAD_NAME, name):
         parser.error(
-            f"{_OPTION} {name!r}: a name has lower-case letters, digits, - and _, at most 64, and "
-            "begins with a letter or digit"
+            f"{_OPTION} {name!r} is not a name. Use up to 64 lower-case letters, digits, - and _, "
+            "with a letter or digit first."
         )
-    if name in others:
-        parser.error(f"{_OPTION} {name} is given twice; each classifier has a name of its own")
+    if name in names:
+        parser.error(f"{_OPTION} {name} is repeated. Use another name for each classifier.")

@@ -19,13 +19,13 @@ from training.model.checkpoint import CheckpointError
 from training.options.flags import Options, flag, flag_name
 from training.options.values import Parsed
 
-# At a commit, so that a task has the same files today and when a run is resumed.
+# The commit is fixed, so that a resumed run reads the same files.
 GLUE: Final = HubModel(
     repo_id="nyu-mll/glue",
     revision="bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c",
     repo_type="dataset",
 )
-# Fields of the user's own files, which a task has in its table.
+# A task defines these values of the user's own files.
 _OWN_FILES: Final = (
     *("text_classification", "multiple_choice", "problem_type", "labels"),
     *("text_column", "pair_column", "label_column", "label_separator", "choice_columns"),
@@ -37,16 +37,18 @@ def _parse_task(text: str) -> str:
     try:
         return RACE if text.lower() == RACE else task_name(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}, {RACE}") from error
+        raise argparse.ArgumentTypeError(
+            f"{error} Use one of {', '.join([*TASKS, RACE])}."
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledTexts(Options, title="labelled texts"):
-    """The files of a classifier of texts, and their columns.
+    """The files of a text classifier, and their columns.
 
     Attributes:
-        task: of GLUE, or RACE, which is multiple choice.
-        head: name of a classifier, after `--head`; None of the default one.
+        task: task of GLUE, or RACE, which is multiple choice.
+        head: name of a classifier, after `--head`; None for the default classifier.
     """
 
     task: Annotated[str, Parsed(_parse_task)] | None = flag(
@@ -85,47 +87,52 @@ class LabelledTexts(Options, title="labelled texts"):
         super().__post_init__()
         labels = self.label_column
         if len(labels) > 1 and self.label_separator is not None:
-            raise RunError("--label-separator divides one column; leave it out, or give one column")
+            raise RunError("--label-separator divides one column. Omit it, or name one column.")
         if len(set(labels)) < len(labels):
-            raise RunError(f"--label-column {' '.join(labels)}: give each column once")
+            raise RunError(
+                f"--label-column {' '.join(labels)} repeats a column. Name each column once."
+            )
         if self.delimiter is not None and len(self.delimiter) != 1:
-            raise RunError(f"--delimiter {self.delimiter!r}: give one character, such as ';'")
+            raise RunError(
+                f"--delimiter {self.delimiter!r} is not one character. Use a character such as ';'."
+            )
         self._check_task()
 
     def _check_task(self) -> None:
         if self.task is None and self.data is not None:
-            raise RunError(f"--data {self.data} is the folder of a task; give --task")
+            raise RunError(f"--data {self.data} is the folder of a task. Add --task.")
         if self.head is not None and (
             self.task == RACE or not (self.text_classification or self.task)
         ):
             raise RunError(
-                f"--head {self.head} is a classifier of texts; give its data after it, by "
-                "--text-classification or a --task of GLUE"
+                f"--head {self.head} is a text classifier without data. Add --text-classification "
+                "or a --task of GLUE after it."
             )
         if self.task is None:
             return
-        if given := [name for name in _OWN_FILES if getattr(self, name, None)]:
-            names = ", ".join(map(flag_name, given))
-            raise RunError(f"--task has its own files, columns and labels; leave out {names}")
+        if conflicts := [name for name in _OWN_FILES if getattr(self, name, None)]:
+            names = ", ".join(map(flag_name, conflicts))
+            raise RunError(f"--task has its own files, columns and labels. Omit {names}.")
         if self.task == RACE and self.data is None:
-            raise RunError("--task RACE needs --data, the folder of its files")
+            raise RunError("--task RACE requires --data, the folder of its files.")
 
     @cached_property
     def task_folder(self) -> Path | None:
-        """The folder of the task's files, which are downloaded if need be; None without a task."""
+        """Folder of the task's files, which are downloaded if necessary; None without a task."""
         source = _glue_of(self.data) if self.task in TASKS else None
         if source is None or self.task is None:
             return self.data
         try:
             return _download_task(source, self.task)
         except (HubError, CheckpointError) as error:
+            reason = str(error).rstrip(".")
             raise RunError(
-                f"{error}; --data names a folder with the files of --task {self.task}"
+                f"{reason}. Use --data with a folder of the files of --task {self.task}."
             ) from error
 
     @property
     def columns(self) -> Columns:
-        """The columns."""
+        """Columns of the files."""
         labels = self.label_column
         return Columns(
             text=self.text_column,
@@ -145,7 +152,7 @@ ENTITIES_HELP: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceFiles(Options, title="multiple choice"):
-    """The files of multiple choice; `LabelledTexts` names their other columns."""
+    """The files of multiple choice; `LabelledTexts` has the options of their other columns."""
 
     multiple_choice: tuple[Path, ...] = flag(
         "multiple choice: CSV, TSV, JSONL or Parquet files, RACE's files, or folders", ()
@@ -159,17 +166,17 @@ class ChoiceFiles(Options, title="multiple choice"):
 
 
 def _glue_of(data: Path | None) -> HubModel | None:
-    """Return the repository to download from; None where the files are in a folder."""
+    """Return the repository of the files; None if they are in a folder."""
     if data is None:
         return GLUE
-    named = None if data.exists() else HubModel.parse(str(data))
-    if named is None or named.repo_id != GLUE.repo_id:
+    source = None if data.exists() else HubModel.parse(str(data))
+    if source is None or source.repo_id != GLUE.repo_id:
         return None
-    return replace(GLUE, revision=named.revision or GLUE.revision)
+    return replace(GLUE, revision=source.revision or GLUE.revision)
 
 
 def _download_task(source: HubModel, task: str) -> Path:
-    """Download the files of a task of GLUE; return their folder."""
+    """Download the files of a GLUE task, and return their folder."""
     patterns = [f"{task}/{name}" for name in patterns_of(TASKS[task])]
     # A commit's files never change; a branch's files may have changed.
     cached = find_cached(source, patterns) if source == GLUE else None

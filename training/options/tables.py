@@ -1,7 +1,7 @@
 """Tables in memory in place of data files.
 
-Each becomes a Parquet file in the cache folder, which is removed when the process ends. Its name is
-a hash of its content, so that a run that is resumed knows its data again.
+Each table becomes a Parquet file in the cache folder, which is removed when the process ends. The
+file is named by a hash of its content, so that a resumed run recognises its data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from albert_serve.settings import cache_folder
 from albert_serve.tables.formats import first_line
 from training.errors import TrainingError
 
-# Names of the tables by the paths of their files.
+# The keys are the paths of the files, and the values are the names of the tables.
 _NAMES: Final[dict[str, str]] = {}
 
 
@@ -31,12 +31,11 @@ def data_files(data: Any) -> tuple[Path, ...]:
     """Return the paths of data files; tables in memory are written to files.
 
     Args:
-        data: a path; a frame of pandas or polars, a table of pyarrow, a `datasets.Dataset`, or a
-            list of rows, which are dictionaries, or a dictionary of columns; or a list of these.
+        data: path; or frame of pandas or polars, table of pyarrow, `datasets.Dataset`, list of
+            rows as dictionaries, or dictionary of columns; or list of these.
 
     Raises:
-        argparse.ArgumentTypeError: it is none of these, or a table without rows, or whose columns
-            mix types.
+        argparse.ArgumentTypeError: the data has another type or no rows, or a column mixes types.
         OSError: a table cannot be written.
     """
     if isinstance(data, str | os.PathLike):
@@ -47,7 +46,7 @@ def data_files(data: Any) -> tuple[Path, ...]:
         data = data.collect()
     if isinstance(data, list | tuple) and data and isinstance(data[0], tuple):
         raise argparse.ArgumentTypeError(
-            'rows are tuples; give dictionaries, such as {"text": "a fine film", "label": "good"}'
+            'Rows are tuples. Use dictionaries such as {"text": "a fine film", "label": "good"}.'
         )
     if isinstance(data, list | tuple) and not (data and isinstance(data[0], Mapping)):
         return tuple(file for table in data for file in data_files(table))
@@ -57,7 +56,7 @@ def data_files(data: Any) -> tuple[Path, ...]:
 
 
 def is_table(file: Path) -> bool:
-    """Whether a file is that of a table in memory."""
+    """Return whether a file contains a table from memory."""
     return str(file) in _NAMES
 
 
@@ -90,17 +89,17 @@ def _table(data: Any) -> pa.Table:
             table = pa.Table.from_batches([pa.RecordBatch.from_struct_array(rows)])
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise argparse.ArgumentTypeError(
-            f"the {type(data).__name__} cannot be read as a table ({first_line(error)}); give "
+            f"The {type(data).__name__} cannot be read as a table ({first_line(error)}). Use "
             "files, a frame of pandas (2.2 or newer) or polars, a Dataset, or a list of "
-            "dictionaries"
+            "dictionaries."
         ) from error
     if not table.num_rows:
-        raise argparse.ArgumentTypeError(f"the {type(data).__name__} has no rows")
+        raise argparse.ArgumentTypeError(f"The {type(data).__name__} has no rows.")
     return table
 
 
 def _without_views(table: pa.Table) -> pa.Table:
-    """Return a table with texts in place of categories of string views, as polars has them."""
+    """Return a table in which texts replace the categories of string views that polars makes."""
     for index, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type) and pa.types.is_string_view(field.type.value_type):
             texts = pa.array(table[index].to_pylist(), pa.string())
@@ -111,13 +110,13 @@ def _without_views(table: pa.Table) -> pa.Table:
 def _write(table: pa.Table) -> Path:
     """Write a table to the file of its name."""
     stream = pa.BufferOutputStream()
-    # Metadata tells the version of pandas, say.
+    # Metadata may contain the version of pandas, which would change the hash.
     parquet.write_table(table.replace_schema_metadata(None).combine_chunks(), stream)
     content = stream.getvalue().to_pybytes()
     folder = cache_folder()
     if folder is None:
         raise argparse.ArgumentTypeError(
-            "there is no cache folder to write tables to; set ALBERT_SERVE_CACHE"
+            "There is no cache folder for tables. Set ALBERT_SERVE_CACHE."
         )
     file = folder / "tables" / f"{hashlib.sha256(content).hexdigest()[:16]}.parquet"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Values of options: the types of a configuration's fields, which parse text and check values."""
+"""Types of a configuration's fields, which parse text and check values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """The numbers that an option allows."""
+    """The range of numbers that an option allows."""
 
     kind: type[int] | type[float]
-    words: str
+    description: str
     allows: Callable[[float], bool]
 
     def parse(self, text: str) -> Any:
@@ -24,33 +24,37 @@ class NumberRange:
         except ValueError:
             number = math.nan
         if not self.allows(number) or (self.kind is int and not text.isdecimal()):
-            raise argparse.ArgumentTypeError(f"{text!r} is no {self.words}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not {self.description}.")
         return number
 
     def check(self, value: Any) -> Any:
-        """Return a value of the Python API; raises as `parse`."""
+        """Return a value of the Python API; raise errors as `parse` does."""
         if not isinstance(value, int | self.kind) or not self.allows(value):
-            raise argparse.ArgumentTypeError(f"{value!r} is no {self.words}")
+            raise argparse.ArgumentTypeError(f"{value!r} is not {self.description}.")
         return self.kind(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """Values that have a text form of their own, such as `2:4`."""
+    """Values with a text form, such as `2:4`."""
 
     parse: Callable[[str], Any]
 
     def check(self, value: Any) -> Any:
-        """Return a value of the Python API, which may be given as text."""
+        """Return a value of the Python API, which may be text."""
         return self.parse(value) if isinstance(value, str) else value
 
 
-_COUNTS: Final = NumberRange(int, "whole number from 1", lambda number: number >= 1)
-_SEEDS: Final = NumberRange(int, "whole number from 0", lambda number: number >= 0)
-_POSITIVE: Final = NumberRange(float, "number above 0", lambda number: 0 < number < math.inf)
-_PARTS: Final = NumberRange(float, "number from 0 to 1", lambda number: 0 <= number <= 1)
-_SHARES: Final = NumberRange(float, "number from 0 to below 1", lambda number: 0 <= number < 1)
-_FINITE: Final = NumberRange(float, "number that is finite", math.isfinite)
+_COUNTS: Final = NumberRange(int, "a whole number from 1", lambda number: number >= 1)
+_SEEDS: Final = NumberRange(int, "a whole number from 0", lambda number: number >= 0)
+_POSITIVE: Final = NumberRange(float, "a number above 0", lambda number: 0 < number < math.inf)
+_CLOSED_FRACTION: Final = NumberRange(
+    float, "a number from 0 to 1", lambda number: 0 <= number <= 1
+)
+_FRACTION_BELOW_ONE: Final = NumberRange(
+    float, "a number from 0 to below 1", lambda number: 0 <= number < 1
+)
+_FINITE: Final = NumberRange(float, "a finite number", math.isfinite)
 
 parse_count: Final = _COUNTS.parse
 parse_positive: Final = _POSITIVE.parse
@@ -64,16 +68,18 @@ def parse_duration(text: str) -> float:
     except (KeyError, ValueError):
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration; write 90s, 25m or 1.5h")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a duration. Use a value such as 90s, 25m or 1.5h."
+        )
     return seconds
 
 
 Count: TypeAlias = Annotated[int, _COUNTS]
 Seed: TypeAlias = Annotated[int, _SEEDS]
 Positive: TypeAlias = Annotated[float, _POSITIVE]
-Fraction: TypeAlias = Annotated[float, _PARTS]
-# A share is below 1, so that something is left of the whole.
-Share: TypeAlias = Annotated[float, _SHARES]
+Fraction: TypeAlias = Annotated[float, _CLOSED_FRACTION]
+# A share is below 1, so that a part remains.
+Share: TypeAlias = Annotated[float, _FRACTION_BELOW_ONE]
 Finite: TypeAlias = Annotated[float, _FINITE]
 # A duration is a number of seconds.
 Duration: TypeAlias = Annotated[float, Parsed(parse_duration)]

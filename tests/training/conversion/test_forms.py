@@ -432,7 +432,7 @@ def test_a_conversion_that_fails_leaves_nothing(
 ) -> None:
     save_checkpoint(our_model(TINY, ("fill-mask",)), tmp_path / "ours")
     assert convert.main([str(tmp_path / "ours"), str(tmp_path / "ours")]) == 1
-    assert "ours is there already; name a new folder" in capsys.readouterr().err
+    assert "ours already exists. Choose a new folder." in capsys.readouterr().err
     file = tmp_path / "ours" / "spiece.model"
     file.write_bytes(b"no vocabulary")
     assert convert.main([str(tmp_path / "ours"), str(tmp_path / "new")]) == 1

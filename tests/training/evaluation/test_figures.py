@@ -17,7 +17,7 @@ from torch import Tensor
 from albert_serve.bundle.manifest import ProblemType
 from training.errors import EvaluationError, TrainingError
 from training.evaluation import classifiers
-from training.evaluation.classifiers import HeldOutTexts, classifier_data, task_figures
+from training.evaluation.classifiers import HeldOutTexts, classifier_data, task_metrics
 from training.evaluation.prediction_files import write_glue, write_squad
 from training.glue.tasks import TASKS
 from training.options.labelled import LabelledTexts
@@ -274,15 +274,15 @@ def test_a_tasks_labels_are_found_by_name_or_in_its_order(
 
 def test_figures_of_a_task_have_the_mean_and_name_the_later_splits() -> None:
     answers = classified(names=["no", "yes"])
-    figures = task_figures(TASKS["mrpc"], {"dev": answers})
+    figures = task_metrics(TASKS["mrpc"], {"dev": answers})
     assert figures["text_classification_task"] == "MRPC"
     both = [figures[f"text_classification_{name}"] for name in TASKS["mrpc"].metrics]
     assert figures["text_classification_combined_score"] == pytest.approx(sum(both) / 2)
-    figures = task_figures(TASKS["mnli"], {"matched": answers, "mismatched": answers})
+    figures = task_metrics(TASKS["mnli"], {"matched": answers, "mismatched": answers})
     accuracies = [figures[f"text_classification{split}_accuracy"] for split in ("", "_mismatched")]
     assert accuracies[0] == accuracies[1]
     assert "text_classification_combined_score" not in figures
-    assert "text_classification_task" not in task_figures(None, {"data": answers})
+    assert "text_classification_task" not in task_metrics(None, {"data": answers})
 
 
 def test_data_before_a_head_is_of_the_default_classifier() -> None:

@@ -118,7 +118,7 @@ def test_the_defaults_are_the_documented_ones(tmp_path: Path) -> None:
         ("mood b", "mood", {}, ["", "/b"]),
         ("a", False, {"text_classification": "x.csv"}, ["", "/a"]),
         ("default", True, {}, [""]),
-        ("default", "mood", {}, "default classifier is named mood"),
+        ("default", "mood", {}, "default is named mood"),
         ("default", False, {"text_classification": "x.csv"}, "--head default names the default"),
     ],
 )

@@ -122,7 +122,7 @@ def test_both_held_out_files_of_mnli_are_evaluated(
     files = {"train.tsv": rows, "dev_matched.tsv": rows, "dev_mismatched.tsv": rows[:3]}
     data = ["--task", "MNLI", "--data", str(write(tmp_path / "mnli", files))]
     assert run([*start, *data], tmp_path / "run") == 0
-    assert "a new classifier" not in capsys.readouterr().out  # there was none before
+    assert "new classifier" not in capsys.readouterr().out  # there was none before
     figures = evaluated(tmp_path / "run" / "best", *data)
     assert figures["text_classification_texts"] == 4
     assert figures["text_classification_mismatched_texts"] == 2

@@ -78,7 +78,7 @@ def test_training_goes_on_from_the_fitted_head_and_keeps_the_better(
     assert figures[0] == accuracies(intents)[0] > figures[2]
     assert best_step(folder) == 0
     lines = capsys.readouterr().out
-    assert "to export" not in lines
+    assert "To export" not in lines
     assert "24 of 240 texts are held out for validation" in lines
 
 

@@ -123,10 +123,10 @@ def test_a_table_becomes_a_file_of_its_rows_that_is_named_by_them(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ([{"review": "a", "mood": 1}, {"review": "b", "mood": "x"}], "the list cannot be read"),
-        (pandas.DataFrame({"review": [], "mood": []}), "the DataFrame has no rows"),
-        (pandas.Series(["a", "b"]), "the Series cannot be read as a table"),
-        (3, "the int cannot be read as a table .*; give files, a frame of pandas"),
+        ([{"review": "a", "mood": 1}, {"review": "b", "mood": "x"}], "The list cannot be read"),
+        (pandas.DataFrame({"review": [], "mood": []}), "The DataFrame has no rows"),
+        (pandas.Series(["a", "b"]), "The Series cannot be read as a table"),
+        (3, r"The int cannot be read as a table .*\. Use files, a frame of pandas"),
     ],
 )
 def test_what_is_no_table_is_refused(data: Any, message: str, configure: Configure) -> None:

@@ -54,8 +54,9 @@ def test_a_classifier_goes_on_if_its_labels_have_the_same_names(
     """In any case and order; otherwise a new one begins, which is said."""
     start, keys = opened(tmp_path, ("good", "fair", "bad")), label_keys(labels.split())
     assert new_classifiers(start, {HEAD: keys}) == ([] if order else [HEAD])
-    told = f"a new classifier of {', '.join(labels.split())} replaces that of good, fair, bad\n"
-    assert capsys.readouterr().out == ("" if order else told)
+    names = ", ".join(labels.split())
+    line = f"A new classifier of {names} replaces the classifier of good, fair, bad.\n"
+    assert capsys.readouterr().out == ("" if order else line)
     stored = output_of(our_model(TINY, ("fill-mask", HEAD)))
     weight = output_of(load_start(start, [HEAD], {HEAD: keys}))
     if order:
@@ -94,8 +95,8 @@ def test_the_one_head_named_classifier_is_replaced_with_the_named_ones(
     )
     assert set(model.tasks) == {"fill-mask", task}
     assert capsys.readouterr().out.splitlines() == [
-        f"the checkpoint's further classifiers are left out: {OTHER}",
-        f"the checkpoint's head of {HEAD} is replaced by one of {task}",
+        f"The checkpoint's named classifiers are removed: {OTHER}.",
+        f"The checkpoint's {HEAD} head is replaced by a {task} head.",
     ]
 
 

@@ -54,7 +54,7 @@ def test_labels_and_numbers_of_files_from_training_to_the_service(
     options += ["--problem-type", "regression", "--labels", "gladness", "--validation", str(scores)]
     options += ["--batch-size", "16", "--steps", "80", "--lr", "5e-3", "--validate-every", "40"]
     assert run(options, folder) == 0
-    assert f"validation on {moods / 'dev.jsonl'}\n" in capsys.readouterr().out
+    assert f"Validation uses {moods / 'dev.jsonl'}.\n" in capsys.readouterr().out
     config = read_config(folder / "best")
     assert config["problem_type"] == "multi_label_classification"
     assert config["id2label"] == {"0": "glad", "1": "sad"}

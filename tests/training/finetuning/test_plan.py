@@ -80,7 +80,7 @@ def test_several_tasks_need_an_end_and_are_validated_every_500_steps() -> None:
     planned = plan(*tasks, steps=3)
     assert (planned.progress.num_steps, planned.validate_every) == (3, 500)
     for end in ({}, {"epochs": 2.0}, {"epochs": 2.0, "steps": 3}):
-        with pytest.raises(RunError, match="epochs are those of one task"):
+        with pytest.raises(RunError, match="no common epoch"):
             plan(*tasks, **end)
 
 
@@ -112,7 +112,7 @@ def test_pretraining_shares_its_weight_with_pairs() -> None:
     assert plan(*tasks, steps=1).mixture.weights == [1, 1]
     paired = plan(*tasks, steps=1, weights=(1, 4), pretraining=["a"], order_share=0.25)
     assert paired.mixture.weights == [1, 3, 1]
-    with pytest.raises(RunError, match=r"--weights \[1.0\]: .*token-classification, pretraining"):
+    with pytest.raises(RunError, match=r"--weights \[1.0\] is .*token-classification, pretraining"):
         plan(*tasks, steps=1, weights=1)
 
 
@@ -141,7 +141,7 @@ def test_the_mean_of_several_classifiers_decides() -> None:
     assert selection is not None
     assert selection.metric == HEADS_MEAN
     for lowest in ("loss", "mse"):
-        with pytest.raises(RunError, match=f"--metric {lowest}: with several classifiers"):
+        with pytest.raises(RunError, match=f"--metric {lowest} does not apply to several"):
             plan(*several, task(5, figure=lowest), steps=1)
 
 

@@ -53,8 +53,8 @@ def files(
     ("words", "message"),
     [
         # the run and its sizes
-        ("--steps 1", "nothing to train: give --text-classification"),
-        ("TEXTS QUESTIONS --batch-size 1 2 3", "--batch-size 1 2 3: give one number, or one for"),
+        ("--steps 1", "There is nothing to train. Use --text-cl"),
+        ("TEXTS QUESTIONS --batch-size 1 2 3", "--batch-size 1 2 3 is not one number per"),
         ("TEXTS --initialize-from runs/best", "runs/best is a local path, but there is no such"),
         ("TEXTS --initialize-from damaged", "model.safetensors is damaged: it has 0 bytes"),
         ("TEXTS --patience 2 --validation-split 0", "--patience requires --validation"),
@@ -62,8 +62,8 @@ def files(
         ("--text-classification none.tsv", "none.tsv does not exist."),
         ("ONE-LABEL", "A classifier needs two or more labels. All texts have x."),
         # tasks and recipes
-        ("COLA --labels a --text-column b", "leave out --labels, --text-column\n"),
-        ("TEXTS --recipe paper", "--recipe paper differs from task to task; give --task"),
+        ("COLA --labels a --text-column b", "Omit --labels, --text-column.\n"),
+        ("TEXTS --recipe paper", "--recipe paper differs from task to task. Use --task"),
         ("RACE --multiple-choice a.csv", "--task has its own files, columns and labels"),
         ("RACE --data nyu-mll/glue@main", "nyu-mll/glue@main is not a folder"),
         # validation and metrics
@@ -90,7 +90,10 @@ def files(
         # further classifiers
         ("TEXTS --head default TEXTS", "--head default names the default classifier"),
         ("TEXTS --head a TEXTS --batch-size 1 2 3", "text-classification/a"),
-        ("QUESTIONS --validation questions --head a TEXTS", "--validation before --head is of the"),
+        (
+            "QUESTIONS --validation questions --head a TEXTS",
+            "--validation before --head belongs to",
+        ),
         # the fitted head
         ("QUESTIONS --head-only", "--head-only requires --text-classification or --task or --he"),
     ],
@@ -111,11 +114,11 @@ def test_impossible_options_are_one_line_and_no_run(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--head", "a/b"], "--head 'a/b': a name has lower-case letters"),
-        (["--head", "a", "--head", "a"], "--head a is given twice"),
+        (["--head", "a/b"], "--head 'a/b' is not a name"),
+        (["--head", "a", "--head", "a"], "--head a is repeated"),
         (["--head", "a", "stray"], "--head a: unrecognized arguments: stray"),
         (["--hea", "a"], "unrecognized arguments: --hea a"),
-        (["--steps", "0"], "argument --steps: '0' is no whole number from 1"),
+        (["--steps", "0"], "argument --steps: '0' is not a whole number from 1"),
         (["--task", "NLI"], "argument --task: "),
     ],
 )

@@ -138,7 +138,7 @@ def test_rows_of_a_test_file_without_a_text_are_kept(tmp_path: Path) -> None:
 
 
 def test_missing_files_are_listed(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"no held-out file dev_matched.tsv\n.*dev_mismatched"):
+    with pytest.raises(CorpusError, match=r"no held-out file dev_matched.tsv\.\n.*dev_mismatched"):
         dev_files(TASKS["mnli"], tmp_path)
     with pytest.raises(CorpusError, match="nowhere is not a folder"):
         training_files(TASKS["mrpc"], tmp_path / "nowhere")

@@ -77,7 +77,7 @@ def test_values_have_limits_on_both_ways(
         assert given == read
         assert getattr(given, name) == value
     for value in rejected:
-        with pytest.raises(OptionError, match=re.escape(f"--{name}: {value!r} is no")):
+        with pytest.raises(OptionError, match=re.escape(f"--{name}: {value!r} is not ")):
             many(**{name: value})
         with pytest.raises(SystemExit):
             parsed(f"--{name}={value}")
@@ -116,9 +116,9 @@ def test_the_help_names_every_flag_with_its_default() -> None:
     ("values", "message"),
     [
         ({"data": "cola"}, "--data cola is the folder of a task"),
-        ({"task": "NLI"}, "unknown task 'NLI'"),
-        ({"task": "Race"}, "--task RACE needs --data"),
-        ({"task": "cola", "text_column": "b", "delimiter": ";"}, "--text-column, --delimiter$"),
+        ({"task": "NLI"}, "'NLI' is not a task"),
+        ({"task": "Race"}, "--task RACE requires --data"),
+        ({"task": "cola", "text_column": "b", "delimiter": ";"}, "--text-column, --delimiter\\.$"),
         ({"delimiter": "ab"}, "--delimiter 'ab'"),
         ({"delimiter": ""}, "--delimiter ''"),
         ({"label_column": ["a", "b", "a"]}, "--label-column a b a"),
@@ -173,7 +173,7 @@ def test_a_task_is_downloaded_once_of_one_commit_or_another_that_is_named(
     for data in ("cola", "other/glue@main"):  # folders
         assert texts(task="cola", data=data).task_folder == Path(data)
     assert len(calls) == 6
-    with pytest.raises(RunError, match="has no files of rte; --data names a folder with the files"):
+    with pytest.raises(RunError, match=r"has no files of rte\. Use --data with a folder"):
         assert texts(task="rte", data=f"{GLUE.repo_id}@main").task_folder
 
 
@@ -185,7 +185,7 @@ def test_auto_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("name", ["cpu:x", "meta", "cuda:99"])
 def test_a_device_that_cannot_be_used_is_refused_in_one_line(name: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="give auto, cpu, cuda") as refused:
+    with pytest.raises(argparse.ArgumentTypeError, match="Use auto, cpu, cuda") as refused:
         parse_device(name)
     assert str(refused.value).startswith(f"{name!r} cannot be used: ")
     assert "\n" not in str(refused.value)
@@ -203,8 +203,8 @@ def test_training_is_compiled_if_a_compiler_is_there(
     assert not should_compile(False, CPU)
     assert capsys.readouterr().out == ""
     assert not should_compile(None, CPU)
-    assert "no C++ compiler no-such-compiler" in capsys.readouterr().out
-    with pytest.raises(RunError, match=r"--compile needs a .* no-such-compiler"):
+    assert "Install the C++ compiler no-such-compiler" in capsys.readouterr().out
+    with pytest.raises(RunError, match=r"--compile requires a .* no-such-compiler"):
         should_compile(True, CPU)
 
 
@@ -212,7 +212,7 @@ def test_training_is_compiled_if_a_compiler_is_there(
     ("values", "message"),
     [
         ({"corpus": ()}, "Set either --corpus or --shards"),
-        ({"order_share": 1.0}, "--order-share 1 leaves no step to masked tokens"),
+        ({"order_share": 1.0}, "--order-share 1 leaves no step for masked tokens"),
         ({"order_share": 0.2, "sentence_task": "sop"}, "train the same head"),
         ({"device": "gpu"}, "--device: 'gpu' cannot be used: "),
         ({"steps": None}, "The run has no end. Set --steps, --budget or --recipe"),
