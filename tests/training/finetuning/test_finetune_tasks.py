@@ -1,26 +1,32 @@
-"""Tasks of GLUE and RACE are trained, validated and evaluated; the best checkpoint is kept."""
+"""Tasks of GLUE, RACE and the user are trained, validated and evaluated, and served."""
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Final
 
 import pytest
+from scipy import stats
 
+from albert_serve.bundle.manifest import Bundle
+from albert_serve.client import AlbertClient
+from export.__main__ import main as export
 from tests.training.support import (
     RACE,
     best_step,
     checkpoint_state,
     evaluated,
-    read_metrics,
     run_command,
     same_weights,
     stop_at,
     validations,
 )
+from training.commands import evaluate
 from training.commands.finetune import main
 from training.model.checkpoint import read_config
 from training.model.heads import Task
@@ -30,10 +36,6 @@ run = partial(run_command, main)
 
 TASK: Final[Task] = "text-classification"
 PAIRS = ("the game was good", "a city was great", "his music died", "her work was lost")
-MNLI = (
-    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
-    "sentence1_parse\tsentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label"
-)
 
 
 def write(folder: Path, rows_of: Mapping[str, Sequence[str]]) -> Path:
@@ -57,17 +59,6 @@ def stsb(tmp_path: Path) -> Path:
     rows = [f"g\tf\t12\t1\t5.000\t{text}\t{text}" for text in PAIRS]
     rows += [f"g\tf\t12\t1\t{n}.5\t{PAIRS[n]}\t{PAIRS[n - 1]}\ta\tb" for n in range(4)]
     return write(tmp_path / "stsb", {"sts-train.tsv": rows, "sts-dev.tsv": rows})
-
-
-@pytest.fixture
-def mnli(tmp_path: Path) -> Path:
-    labels = ("entailment", "neutral", "contradiction", "entailment")
-    rows = [MNLI]
-    for number, label in enumerate(labels):
-        texts = f"{PAIRS[number]}\t{PAIRS[number - 1]}"
-        rows.append(f"{number}\t1\t1n\tfiction\t(\t(\t(\t(\t{texts}\t{label}\t{label}")
-    files = {"train.tsv": rows, "dev_matched.tsv": rows, "dev_mismatched.tsv": rows[:3]}
-    return write(tmp_path / "mnli", files)
 
 
 @pytest.mark.parametrize(
@@ -112,23 +103,6 @@ def test_the_best_checkpoint_has_the_figures_of_its_validation(
         assert {line.split("\t")[1] for line in lines} <= {"0", "1"}
 
 
-def test_both_held_out_files_of_mnli_are_evaluated(
-    start: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    rows = [MNLI]
-    for number, label in enumerate(("entailment", "neutral", "contradiction", "entailment")):
-        texts = f"{PAIRS[number]}\t{PAIRS[number - 1]}"
-        rows.append(f"{number}\t1\t1n\tfiction\t(\t(\t(\t(\t{texts}\t{label}\t{label}")
-    files = {"train.tsv": rows, "dev_matched.tsv": rows, "dev_mismatched.tsv": rows[:3]}
-    data = ["--task", "MNLI", "--data", str(write(tmp_path / "mnli", files))]
-    assert run([*start, *data], tmp_path / "run") == 0
-    assert "new classifier" not in capsys.readouterr().out  # there was none before
-    figures = evaluated(tmp_path / "run" / "best", *data)
-    assert figures["text_classification_texts"] == 4
-    assert figures["text_classification_mismatched_texts"] == 2
-    assert 0 <= figures["text_classification_mismatched_accuracy"] <= 1
-
-
 def test_a_run_that_is_stopped_in_validation_goes_on_as_one_that_was_not(
     start: list[str], cola: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,39 +122,12 @@ def test_a_run_that_is_stopped_in_validation_goes_on_as_one_that_was_not(
     assert validations(stopped, TASK, "loss") == validations(whole, TASK, "loss")
 
 
-def test_class_weights_change_the_weights(start: list[str], cola: Path, tmp_path: Path) -> None:
-    """Balanced ones are 1 of balanced data."""
-    options = [*start, "--steps", "2", "--task", "cola", "--data", str(cola)]
-    for name, more in (
-        ("plain", []),
-        ("balanced", ["--class-weights", "balanced"]),
-        ("numbers", ["--class-weights", "1", "3"]),
-    ):
-        assert run(options, tmp_path / name, *more) == 0
-    assert same_weights(tmp_path / "plain", tmp_path / "balanced")
-    assert not same_weights(tmp_path / "plain", tmp_path / "numbers")
-
-
 @pytest.fixture
 def race(start: list[str]) -> list[str]:
     return [*start, "--batch-size", "6", "--task", "RACE", "--data", str(RACE)]
 
 
 losses = partial(validations, task="multiple-choice", figure="loss")
-
-
-def test_the_questions_of_real_passages_are_learnt(race: list[str], tmp_path: Path) -> None:
-    more = ("--steps", "120", "--batch-size", "12", "--validate-every", "60", "--seed", "1")
-    assert run([*race, *more, "--report-every", "20"], tmp_path / "run") == 0
-    first, *_, last = (
-        line for line in read_metrics(tmp_path / "run") if "multiple-choice/accuracy" in line
-    )
-    assert last["multiple-choice/accuracy"] > 0.9
-    assert last["multiple-choice/loss"] < 0.5 * first["multiple-choice/loss"]
-    data = ("--multiple-choice", str(RACE / "train"))
-    figures = evaluated(tmp_path / "run" / "checkpoint", *data)
-    assert figures["multiple_choice_accuracy"] > 0.9
-    assert figures["multiple_choice_questions"] == 12
 
 
 def test_the_best_checkpoint_of_choices_has_the_figures_of_its_validation(
@@ -210,3 +157,91 @@ def test_the_best_checkpoint_of_choices_has_the_figures_of_its_validation(
     config = read_config(folder / "best")
     assert "AlbertForMultipleChoice" in config["architectures"]
     assert "id2label" not in config
+
+
+GLAD, SAD = ("good", "great", "beautiful", "first"), ("died", "lost", "war", "not")
+THINGS = ("game", "city", "music", "work", "school")
+
+
+def rows() -> Iterator[tuple[str, list[str]]]:
+    """Texts that are glad, sad, both or neither."""
+    for thing in THINGS:
+        for glad, sad in zip(GLAD, SAD, strict=True):
+            yield f"the {thing} was {glad}", ["glad"]
+            yield f"the {thing} was {sad}", ["sad"]
+            yield f"the {thing} was {glad} and {sad}", ["glad", "sad"]
+            yield f"the {thing} was", []
+
+
+def test_labels_and_numbers_of_files_from_training_to_the_service(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    """Several labels a text; a text's number is that of its glad words less its sad ones."""
+    moods, scores, folder = tmp_path / "moods", tmp_path / "scores.csv", tmp_path / "run"
+    moods.mkdir()
+    for name in ("train.jsonl", "dev.jsonl"):
+        lines = [json.dumps({"text": text, "label": labels}) for text, labels in rows()]
+        (moods / name).write_text("\n".join(lines))
+    numbers = [10.0 * (("glad" in labels) - ("sad" in labels)) for _, labels in rows()]
+    lines = [f"{text},{number}" for (text, _), number in zip(rows(), numbers, strict=True)]
+    scores.write_text("\n".join(["text,label", *lines]))
+    data = ["--text-classification", str(moods)]
+    more = ["--head", "score", "--text-classification", str(scores)]
+    options = [*start, *data, "--problem-type", "multi_label_classification", *more]
+    options += ["--problem-type", "regression", "--labels", "gladness", "--validation", str(scores)]
+    options += ["--batch-size", "16", "--steps", "80", "--lr", "5e-3", "--validate-every", "40"]
+    assert run(options, folder) == 0
+    assert f"Validation uses {moods / 'dev.jsonl'}.\n" in capsys.readouterr().out
+    config = read_config(folder / "best")
+    assert config["problem_type"] == "multi_label_classification"
+    assert config["id2label"] == {"0": "glad", "1": "sad"}
+    assert config["albert_heads"]["score"]["problem_type"] == "regression"
+    assert config["albert_heads"]["score"]["id2label"] == {"0": "gladness"}
+    figures = evaluated(folder / "best", *data, *more)
+    for head, metric in (("", "micro_f1"), ("/score", "pearson")):
+        measured = validations(folder, f"text-classification{head}", metric)[best_step(folder)]
+        assert figures[f"text_classification{head}_{metric}"] == pytest.approx(measured, abs=1e-3)
+        assert measured > 0.6
+    loss = figures["text_classification/score_loss"]
+    assert loss == pytest.approx(figures["text_classification/score_mse"])
+
+    assert export([str(folder / "best"), str(tmp_path / "bundle"), *data, *more]) == 0
+    heads = Bundle.open(tmp_path / "bundle").manifest.heads
+    labels, score = (heads[f"text-classification{end}"].quality for end in ("", "/score"))
+    assert labels is not None
+    assert score is not None
+    assert (labels.metric, labels.data, score.metric) == (
+        "subset accuracy",
+        ["dev.jsonl"],
+        "Pearson",
+    )
+    assert labels.torch == pytest.approx(100 * figures["text_classification_subset_accuracy"])
+    texts = [text for text, _ in rows()]
+    with AlbertClient.local(tmp_path / "bundle", num_threads=1) as albert:
+        answers = albert.text_classification(texts)
+        got = [answer[0].score for answer in albert.text_classification(texts, head="score")]
+    assert 100 * stats.pearsonr(got, numbers).statistic == pytest.approx(score.bundle, abs=1e-2)
+    named = [{each.label for each in answer if each.score > 0.5} for answer in answers]
+    right = [predicted == {*own} for predicted, (_, own) in zip(named, rows(), strict=True)]
+    assert 100 * sum(right) / len(right) == pytest.approx(labels.bundle)
+
+
+def test_evaluate_reads_as_much_of_a_text_as_training_did(
+    start: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    lines = [
+        f"the {thing} was {mood}{' and so on' * (n % 2 * 9)},{mood}"
+        for n, (thing, mood) in enumerate(product(THINGS, ("good", "lost")))
+    ]
+    texts = tmp_path / "texts.csv"
+    texts.write_text("\n".join(["text,label", *lines]))
+    data = ["--text-classification", str(texts), "--validation", str(texts)]
+    assert run([*start, *data, "--length", "16"], tmp_path / "run") == 0
+    truncated = "of {} texts were truncated to 16 tokens (--no-truncation makes them errors)"
+    assert f"\n10 {truncated.format(20)}\n" in capsys.readouterr().out
+    figures = evaluated(tmp_path / "run/best", *data[:2])
+    assert capsys.readouterr().out.splitlines()[-1] == f"5 {truncated.format(10)}"
+    losses = validations(tmp_path / "run", "text-classification", "loss")
+    assert figures["text_classification_loss"] == pytest.approx(losses[best_step(tmp_path / "run")])
+    assert evaluate.main([str(tmp_path / "run/best"), *data[:2], "--no-truncation"]) == 1
+    assert "texts.csv, line 3: over 16 tokens" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from albert_serve.tasks.token_classification.entities import OUTSIDE, Span, find_spans
-from tests.training.support import SQUAD, best_step, evaluated, run_command, validations
+from tests.training.support import best_step, evaluated, run_command, validations
 from training.commands.finetune import main
 from training.tasks.token_classification.metrics import entity_metrics
 
@@ -62,15 +62,6 @@ def test_entities_are_learnt_and_the_best_checkpoint_has_the_best_f1(
     assert figures["token_classification_classes"]["LOC"]["entities"] == 64
     theirs = transformers.AutoModelForTokenClassification.from_pretrained(folder)
     assert list(theirs.config.id2label.values()) == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
-
-
-def test_some_texts_are_held_out_by_default_beside_other_tasks(
-    options: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    more = ["--question-answering", str(SQUAD), "--steps", "8", "--validate-every", "4"]
-    assert run([*options, *more, "--weights", "1", "1"], tmp_path / "run") == 0
-    assert "6 of 64 texts are held out for validation" in capsys.readouterr().out
-    assert len(validations(tmp_path / "run", "token-classification", "f1")) == 2
 
 
 def test_evaluation_has_the_figures_of_seqeval_on_the_words_of_the_file(
