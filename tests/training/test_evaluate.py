@@ -109,7 +109,7 @@ def test_a_checkpoint_is_evaluated_on_its_own_sentence_task(
     folder = tmp_path / "run"
     more = ["--sentence-task", "nsp", "--steps", "2", "--output", str(folder)]
     assert pretrain.main([*pretrain_options, *more]) == 0
-    arguments = ("--pretraining", str(easy_corpus), "--length", "32")
+    arguments = ("--pretraining", str(easy_corpus), "--length", "64")
     figures = evaluated(folder / "checkpoint", *arguments)
     masked = ["masked_loss", "masked_accuracy", "masked_tokens", "unigram_entropy"]
     names = ["next_sentence_loss", "next_sentence_accuracy", "next_sentence_pairs"]

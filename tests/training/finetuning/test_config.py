@@ -196,6 +196,7 @@ def test_a_run_is_resumed_with_the_options_that_change_what_is_learnt(tmp_path: 
     assert all(one not in [same, *records[:n]] for n, one in enumerate(records))
     assert records[-1] == {**same, "question_length": "128"}
     assert (same["question_length"], same["batch_size"]) == ("384", "[32]")
+    assert (same["choice_columns"], same["label_column"], same["heads"]) == ("[]", "None", "[]")
     texts = [
         {"text_classification": "a.csv", "label_column": column} for column in ("x", ["x", "y"])
     ]

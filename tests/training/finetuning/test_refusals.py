@@ -63,6 +63,7 @@ def files(
         ("ONE-LABEL", "A classifier needs two or more labels. All texts have x."),
         # tasks and recipes
         ("COLA --labels a --text-column b", "Omit --labels, --text-column.\n"),
+        ("TEXTS --labels a b A", "--labels a b A: two labels differ only in case or outer spaces"),
         ("TEXTS --recipe paper", "--recipe paper differs from task to task. Use --task"),
         ("RACE --multiple-choice a.csv", "--task has its own files, columns and labels"),
         ("RACE --data nyu-mll/glue@main", "nyu-mll/glue@main is not a folder"),
