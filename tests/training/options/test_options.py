@@ -123,8 +123,8 @@ def test_the_help_names_every_flag_with_its_default() -> None:
         ({"delimiter": ""}, "--delimiter ''"),
         ({"label_column": ["a", "b", "a"]}, "--label-column a b a"),
         ({"label_column": ["a", "b"], "label_separator": ","}, "--label-separator divides one"),
-        ({"head": "x"}, "--head x is a classifier of texts"),
-        ({"head": "x", "task": "race", "data": "a"}, "--head x is a classifier of texts"),
+        ({"head": "x"}, "--head x is a text classifier without data"),
+        ({"head": "x", "task": "race", "data": "a"}, "--head x is a text classifier without data"),
     ],
 )
 def test_options_of_texts_go_together(values: dict[str, Any], message: str) -> None:
