@@ -27,8 +27,6 @@ from training.tasks.classification.metrics import (
     calibration_error,
     calibration_metrics,
 )
-from training.tasks.multiple_choice.files import ChoiceText
-from training.tasks.multiple_choice.metrics import ChoicePredictions
 from training.tasks.question_answering.files import Question
 from training.tasks.question_answering.metrics import (
     AnsweredQuestion,
@@ -95,39 +93,6 @@ def test_questions_with_and_without_an_answer_have_figures_of_their_own() -> Non
     f1 = {name: figures[f"question_answering_{name}_f1"] for name in names}
     assert list(f1.values()) == [50, 50, 50]
     assert figures["question_answering_no_answer_questions"] == 2
-
-
-def chosen(groups: tuple[str, ...]) -> ChoicePredictions:
-    """Random answers to thirty questions of two to five choices."""
-    rng = np.random.default_rng(0)
-    logits = [rng.normal(size=2 + n % 4).astype(np.float32) for n in range(30)]
-    questions = [
-        ChoiceText(
-            context=f"<b>context {n}</b>",
-            question=None if n % 2 else "Why?",
-            choices=tuple(f"choice {each}" for each in range(len(row))),
-            label=int(rng.integers(len(row))),
-            group=groups[n % len(groups)],
-            location=f"/a/b.csv, line {n}",
-        )
-        for n, row in enumerate(logits)
-    ]
-    return ChoicePredictions(questions=questions, logits=logits)
-
-
-def test_figures_of_choices_are_those_of_each_group() -> None:
-    answers = chosen(("high", "middle"))
-    figures = answers.figures()
-    losses, right = [], []
-    for question, row in zip(answers.questions, answers.logits, strict=True):
-        probabilities = np.exp(row.astype(float)) / np.exp(row.astype(float)).sum()
-        losses.append(-math.log(probabilities[question.label]))
-        right.append(probabilities.argmax() == question.label)
-    for name, of in (("", slice(None)), ("_high", slice(0, 30, 2)), ("_middle", slice(1, 30, 2))):
-        assert figures[f"multiple_choice{name}_loss"] == pytest.approx(np.mean(losses[of]))
-        assert figures[f"multiple_choice{name}_accuracy"] == pytest.approx(np.mean(right[of]))
-        assert figures[f"multiple_choice{name}_questions"] == len(losses[of])
-    assert figures["multiple_choice_truncated"] == 0
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,8 @@ def test_the_best_checkpoint_of_choices_has_the_figures_of_its_validation(
     assert figures["multiple_choice_loss"] == pytest.approx(loss, rel=1e-3)
     levels = [figures[f"multiple_choice_{level}_accuracy"] for level in ("high", "middle")]
     assert sum(levels) / 2 == pytest.approx(measured[best])
+    counts = [figures[f"multiple_choice{end}_questions"] for end in ("", "_high", "_middle")]
+    assert counts[0] == counts[1] + counts[2] > counts[1] == counts[2]
     config = read_config(folder / "best")
     assert "AlbertForMultipleChoice" in config["architectures"]
     assert "id2label" not in config

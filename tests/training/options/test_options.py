@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from albert_serve.hub import HubModel
-from tests.training.support import same_weights
-from training.commands.pretrain import PretrainConfig, pretrain
+from training.commands.pretrain import PretrainConfig
 from training.errors import RunError, TrainingError
 from training.options import labelled
 from training.options.config import parse_device, should_compile
@@ -223,30 +222,3 @@ def test_a_configuration_is_checked_however_it_is_made(
 ) -> None:
     with pytest.raises(TrainingError, match=message):
         PretrainConfig(**{"output": "runs", "corpus": ["a.txt"], "steps": 1, **values})
-
-
-def test_pretraining_from_python_is_that_of_the_command(
-    tiny_options: list[str], tiny: Path, tmp_path: Path
-) -> None:
-    """In a folder that the command could resume."""
-    given = dict(zip(tiny_options[0:-1:2], tiny_options[1::2], strict=False))
-    values: dict[str, Any] = {
-        "embedding_size": 16,
-        "hidden_size": 16,
-        "layers": 3,
-        "heads": 2,
-        "steps": 8,
-        "max_positions": 32,
-        "length": 32,
-        "batch_size": 8,
-        "micro_batch_size": 4,
-        "report_every": 1,
-        "dropout": "v1",
-        "compile": False,
-        "device": "cpu",
-        **{name: given[f"--{name}"] for name in ("shards", "tokenizer")},
-    }
-    trained = pretrain(PretrainConfig(output=tmp_path, **values))
-    assert (trained.status, trained.num_steps) == (0, 8)
-    assert trained.checkpoint == tmp_path / "checkpoint"
-    assert same_weights(tmp_path, tiny)
