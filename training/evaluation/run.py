@@ -249,7 +249,9 @@ def _text_metrics(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
         head_metrics = task_metrics(held_out.task, splits)
         head_metrics |= _data(TEXT_PREFIX, texts.text_classification)
         if name := name_of(head):
-            head_metrics = {head_metric_name(name, key): value for key, value in head_metrics.items()}
+            head_metrics = {
+                head_metric_name(name, key): value for key, value in head_metrics.items()
+            }
         metrics |= head_metrics
     return metrics
 
