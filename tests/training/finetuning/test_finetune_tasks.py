@@ -246,4 +246,4 @@ def test_evaluate_reads_as_much_of_a_text_as_training_did(
     losses = validations(tmp_path / "run", "text-classification", "loss")
     assert figures["text_classification_loss"] == pytest.approx(losses[best_step(tmp_path / "run")])
     assert evaluate.main([str(tmp_path / "run/best"), *data[:2], "--no-truncation"]) == 1
-    assert "texts.csv, line 3: over 16 tokens" in capsys.readouterr().err
+    assert "texts.csv, line 3: The text has more than 16 tokens" in capsys.readouterr().err
