@@ -191,7 +191,7 @@ def test_the_parameters_have_their_defaults() -> None:
 
 def test_the_message_of_a_long_text_is_the_services(client: httpx.Client) -> None:
     told = section(PAGE, "Long texts")
-    [message] = re.findall(r"^    (the text is .*)$", told, re.MULTILINE)
+    [message] = re.findall(r"^    (The text has .*)$", told, re.MULTILINE)
     reply = client.post("/text-classification", json={"inputs": "a " * 300})
     pattern = re.sub(r"\d+", r"\\d+", re.escape(message))
     assert re.fullmatch(pattern, reply.json()["error"])
