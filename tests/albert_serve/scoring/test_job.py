@@ -315,15 +315,17 @@ def test_an_empty_table_has_its_columns(tmp_path: Path) -> None:
 def test_a_part_has_up_to_4_mib_and_a_row_group_many_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [{"text": "a" * (1 << 20)}] * 9
+    rows = [{"text": "a" * ((1 << 20) - 1)}, *[{"text": "a" * (1 << 20)}] * 9]
     source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet"
-    assert score(source, output, keep=[]).num_parts == 3
+    score(source, f"{tmp_path}/parts/", keep=[], output_format="jsonl")
+    log = (tmp_path / "parts/_parts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["num_rows"] for line in log] == [5, 4, 1]
     parquet.write_table(pyarrow.table({"text": ["a" * (5 << 20)] * 2}), tmp_path / "in.parquet")
     assert score(tmp_path / "in.parquet", output, keep=[]).num_parts == 2
     monkeypatch.setattr("albert_serve.scoring.output._GROUP_ROWS", 6)
     score(source, output, keep=[], part_rows=3)
     file = parquet.ParquetFile(output).metadata
-    assert [file.row_group(group).num_rows for group in range(file.num_row_groups)] == [6, 3]
+    assert [file.row_group(group).num_rows for group in range(file.num_row_groups)] == [6, 4]
 
 
 def test_the_progress_is_that_of_the_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
