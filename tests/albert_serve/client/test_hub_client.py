@@ -103,7 +103,7 @@ def test_feature_extraction(service: Running, pipeline: Any, normalize: bool | N
     [
         ("fill-mask", {"text": "no mask"}, r"The text has no \[MASK\]"),
         ("feature-extraction", {"text": "a", "prompt_name": "query"}, "prompt before the"),
-        ("feature-extraction", {"text": "a", "dimensions": 8}, "leave it out"),
+        ("feature-extraction", {"text": "a", "dimensions": 8}, "Omit it"),
         ("feature-extraction", {"text": "a", "encoding_format": "float"}, "/v1/embeddings"),
     ],
 )
