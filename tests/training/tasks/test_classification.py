@@ -74,36 +74,18 @@ def test_columns_of_public_data_sets(tmp_path: Path) -> None:
         assert (example.text, example.pair) == (text, pair)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.tsv", "text\tlabel\n", "There are no examples in a.tsv"),
-        ("a.tsv", "words\tlabel\na\t1\n", "a.tsv, line 1: There is no column text or "),
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    for name, content, message in (
         ("a.tsv", "text\tclass\na\t1\n", "a.tsv, line 1: There is no column label or category"),
-        ("a.csv", "text,label\na, b,1\n", "a.csv, line 2 has 3 fields, but the header has 2"),
-        ("a.csv", "Text,TEXT,label\na,b,x\n", "line 1: The columns 'Text' and 'TEXT' differ"),
-        (
-            "a.tsv",
-            "text,label\nc,no\n",
-            "are text,label. Is ',' the delimiter? Then set --delimiter",
-        ),
+        ("b.tsv", "text,label\nc,no\n", "are text,label. Is ',' the delimiter? Then set --delimi"),
         ("a.txt", "text\n", "a.txt has no known suffix. Rename it to .csv, .tsv, .jsonl or "),
-        ("a.jsonl", '{"\n', "a.jsonl, line 1 is not JSON"),
         ("a.jsonl", '{"text": ["a"], "label": 1}', "a.jsonl, line 1: ['a'] is not a text."),
-        ("a.jsonl", '{"text": "a", "label": [1]}', "contains lists. If texts have several labels"),
-        (
-            "a.jsonl",
-            '{"text": "a", "label": {"b": "c"}}',
-            "contains nested values. Choose a column with",
-        ),
-        ("none.tsv", None, "none.tsv does not exist."),
-    ],
-)
-def test_bad_files_are_named(tmp_path: Path, name: str, content: str | None, message: str) -> None:
-    if content is not None:
-        write(tmp_path / name, content)
-    [error] = errors_of(tmp_path, tmp_path / name)
-    assert message in error
+        ("b.jsonl", '{"text": "a", "label": [1]}', "contains lists. If texts have several label"),
+        ("c.jsonl", '{"text": "a", "label": {"b": "c"}}', "contains nested values. Choose a col"),
+    ):
+        [error] = errors_of(tmp_path, write(tmp_path / name, content))
+        assert message in error
+    assert errors_of(tmp_path, tmp_path / "none.tsv") == ["none.tsv does not exist."]
 
 
 @pytest.mark.parametrize("missing", ["-1", "-", ""])

@@ -123,7 +123,9 @@ def test_offsets_are_checked_with_the_text_of_their_entity(tmp_path: Path, capsy
             read_tagged([file])
 
 
-def test_tags_that_break_the_scheme_and_overlaps_are_told(tmp_path: Path, capsys: Capture) -> None:
+def test_tags_that_break_the_scheme_and_overlaps_are_reported(
+    tmp_path: Path, capsys: Capture
+) -> None:
     """An entity may begin where another ends; white space around an entity is not part of it."""
     file = write_conll(tmp_path / "a.conll", "B-PER O I-PER O B-LOC O")
     assert read_tagged([file])[0].entities[1] == Entity(9, 13, "PER")
@@ -139,13 +141,13 @@ def test_tags_that_break_the_scheme_and_overlaps_are_told(tmp_path: Path, capsys
         f"1 entities that overlap another entity (ignored): {file}, line 1\n"
         in capsys.readouterr().out
     )
-    file = write_conll(tmp_path / "c.conll", "I-A O E-A S-A I-A O")
-    read_tagged([file])
-    lines = [f"{file}, line {number}" for number in (3, 5, 7)]
-    assert (
-        f"3 tags that break their scheme (used unchanged): {'; '.join(lines)}\n"
-        in capsys.readouterr().out
-    )
+    for tags, count, end in (("I-A O E-A S-A I-A O", 3, ""), ("I-A O E-A S-A I-A E-B", 4, ", ...")):
+        read_tagged([write_conll(tmp_path / "c.conll", tags)])
+        lines = [f"{tmp_path}/c.conll, line {number}" for number in (3, 5, 7)]
+        message = (
+            f"{count} tags that break their scheme (used unchanged): {'; '.join(lines)}{end}\n"
+        )
+        assert message in capsys.readouterr().out
 
 
 def test_the_example_writes_tickets_with_other_templates_for_the_test(tmp_path: Path) -> None:
