@@ -218,6 +218,7 @@ def test_the_work_of_a_question_has_limits(
         (4, 130, {"max_seq_len": 128}, {"max_seq_len": 129}, "max_seq_len is 129.* at most 128"),
         (200, 16, {"max_question_len": 124}, {"max_question_len": 125}, "no room"),
         (10, 130, {"doc_stride": 114}, {"doc_stride": 115}, "doc_stride is 115.* 115 tokens.* 114"),
+        (10, 115, {"doc_stride": 115}, {"doc_stride": 115, "max_seq_len": 127}, "doc_stride is"),
     ],
 )
 def test_lengths_of_a_question_fit_the_model(

@@ -197,7 +197,7 @@ def test_probabilities_are_probabilities(values: list[float]) -> None:
 def test_truncation_is_that_of_transformers(
     num_first: int, num_second: int | None, task_setup: TaskSetup, hf_classifier: Any
 ) -> None:
-    first, second = "e " * num_first, None if num_second is None else "a " * num_second
+    first, second = "a " * num_first, None if num_second is None else "a " * num_second
     item = {"text": first, "text_pair": second}
     prepared = prepare(task_setup, "text-classification", item, truncation=True)
     expected = hf_classifier.tokenizer(first, second, truncation=True, max_length=128)
