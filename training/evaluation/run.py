@@ -99,8 +99,8 @@ class _Opened:
         max_positions = self.model.config.max_positions
         if not MIN_LENGTH <= length <= max_positions:
             raise EvaluationError(
-                f"{option} {length}: a sequence has from {MIN_LENGTH} tokens to the model's "
-                f"{max_positions} positions."
+                f"{option} {length} is not between {MIN_LENGTH} and the model's {max_positions} "
+                "positions."
             )
 
 

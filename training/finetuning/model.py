@@ -249,12 +249,12 @@ def _architecture(config: FinetuneConfig, hf: Mapping[str, Any]) -> AlbertConfig
     has_default = config.has_questions_alone and config.question_length != config.length
     if not has_default and not MIN_LENGTH <= config.length <= sizes.max_positions:
         raise RunError(
-            f"--length {config.length}: a sequence has from {MIN_LENGTH} tokens to the model's "
+            f"--length {config.length} is not between {MIN_LENGTH} and the model's "
             f"{sizes.max_positions} positions."
         )
     if not MIN_LENGTH <= (config.order_length or MIN_LENGTH) <= sizes.max_positions:
         raise RunError(
-            f"--order-length {config.order_length}: a pair has from {MIN_LENGTH} tokens to the "
-            f"model's {sizes.max_positions} positions."
+            f"--order-length {config.order_length} is not between {MIN_LENGTH} and the model's "
+            f"{sizes.max_positions} positions."
         )
     return sizes
