@@ -92,9 +92,9 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
     def _submit(self, request: httpx.Request) -> Future[httpx.Response]:
         if self._process != os.getpid():
             raise ConfigError(
-                f"This local model was opened in process {self._process}, and this process is its "
-                "fork, which has no threads of its parent. Open a model in each process, after it "
-                "has started."
+                f"This process is a fork of process {self._process}, which opened this local "
+                "model. A fork does not have its parent's threads. Open the model in each process, "
+                "after the process has started."
             )
         with self._lock:
             if self._app is None:

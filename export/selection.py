@@ -45,8 +45,9 @@ def select_tasks(
     if source.has_choices:
         if not heads:
             raise ExportError(
-                "Multiple choice is not served, and no other head is exported. Measure it with "
-                "`albert-serve evaluate --multiple-choice`, or name other heads with --tasks."
+                "No head can be exported: multiple choice is not served, and no other head is "
+                "selected. Measure multiple choice with `albert-serve evaluate "
+                "--multiple-choice`, or select other heads with --tasks."
             )
         reasons[MULTIPLE_CHOICE] = "it is not served"
     return replace(source, heads=heads), reasons

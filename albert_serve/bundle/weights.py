@@ -229,7 +229,7 @@ def _stored_tensor(entry: dict[str, Any], data_start: int) -> StoredTensor:
     shape = tuple(entry["shape"])
     if len(shape) > _MAX_DIMENSIONS:
         raise ValueError(
-            f"a tensor has {len(shape)} dimensions; at most {_MAX_DIMENSIONS} are read"
+            f"a tensor has {len(shape)} dimensions; at most {_MAX_DIMENSIONS} are supported"
         )
     if not all(type(size) is int and 0 <= size <= _MAX_SIZE for size in shape):
         raise ValueError(f"a size in a shape is not a whole number up to {_MAX_SIZE}")

@@ -179,7 +179,9 @@ class Engine:
         try:
             hidden_BSH = encoder.run(batch)
         except Exception as error:
-            raise EngineError(f"The runtime failed on ids {batch.ids.shape}: {error}") from error
+            raise EngineError(
+                f"The runtime failed on ids of shape {batch.ids.shape}: {error}"
+            ) from error
         num_positions = batch.ids.shape[1]
         rows = [
             np.arange(len(item.ids)) if item.rows is None else np.array(item.rows, np.int64)
@@ -279,4 +281,4 @@ def _reduce(logits_RK: NDArray[np.float32], item: EncoderInput) -> NDArray[np.fl
 def _check_range(name: str, values: Sequence[int], end: int) -> None:
     if values and not 0 <= min(values) <= max(values) < end:
         invalid_value = next(value for value in values if not 0 <= value < end)
-        raise InvalidInputError(f"The {name} {invalid_value} is not in 0 to {end - 1}.")
+        raise InvalidInputError(f"The {name} {invalid_value} is not between 0 and {end - 1}.")

@@ -157,7 +157,7 @@ def _check_chars(request: TaskRequest, max_chars: int) -> None:
     num_chars = _num_chars(request.inputs) + num_items * request.parameters.chars_per_item
     if num_chars > max_chars:
         raise TooMuchAtOnceError(
-            f"The model would read {num_chars} characters; at most {max_chars} are read per "
+            f"The model would read {num_chars} characters; at most {max_chars} are allowed per "
             "request. Send fewer or shorter texts."
         )
 

@@ -93,7 +93,7 @@ REFUSALS: Final[dict[str, tuple[Change | None, list[str], str]]] = {
         f"{BEST_F1_THRESHOLD} of the evaluation is '1', not a number",
     ),
     "no questions": (only("fill-mask"), ["--null-score-diff-threshold", "1"], "has fill-mask"),
-    "only multiple choice": (only("multiple-choice"), [], "Multiple choice is not served"),
+    "only multiple choice": (only("multiple-choice"), [], "multiple choice is not served"),
     "parity": (None, ["--max-difference", "1e-12"], "differ from torch by encoder"),
     "parity on CUDA": (None, ["--max-cuda-difference", "1e-5"], "--max-cuda-difference"),
     "evaluation": (None, ["--evaluation", "none.json"], "none.json"),

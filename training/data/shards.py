@@ -118,7 +118,8 @@ class CorpusManifest:
             raise ShardError(f"{file} cannot be read: {error.strerror}.") from error
         except ValidationError as error:
             raise ShardError(
-                f"{file} is damaged, or of another version of albert-serve. {_again(file.parent)}"
+                f"{file} is damaged, or another version of albert-serve wrote it. "
+                f"{_again(file.parent)}"
             ) from error
 
 

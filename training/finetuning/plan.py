@@ -96,7 +96,9 @@ def _num_steps(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> int | N
         return steps
     steps_per_epoch = _steps_per_epoch(tasks)
     if steps_per_epoch is None:
-        raise RunError("Several tasks have no common epoch. Use --steps or --budget.")
+        raise RunError(
+            "The number of epochs is undefined for several tasks. Use --steps or --budget."
+        )
     epochs = epochs or max(_MIN_EPOCHS, min(_MAX_EPOCHS, round(_STEPS / steps_per_epoch)))
     epoch_steps = math.ceil(epochs * steps_per_epoch)
     return min(epoch_steps, steps or epoch_steps)

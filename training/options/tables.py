@@ -46,7 +46,7 @@ def data_files(data: Any) -> tuple[Path, ...]:
         data = data.collect()
     if isinstance(data, list | tuple) and data and isinstance(data[0], tuple):
         raise argparse.ArgumentTypeError(
-            'Rows are tuples. Use dictionaries such as {"text": "a fine film", "label": "good"}.'
+            'The rows must be dictionaries, such as {"text": "a fine film", "label": "good"}.'
         )
     if isinstance(data, list | tuple) and not (data and isinstance(data[0], Mapping)):
         return tuple(file for table in data for file in data_files(table))
@@ -90,7 +90,7 @@ def _table(data: Any) -> pa.Table:
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise argparse.ArgumentTypeError(
             f"The {type(data).__name__} cannot be read as a table ({first_line(error)}). Use "
-            "files, a frame of pandas (2.2 or newer) or polars, a Dataset, or a list of "
+            "files, a DataFrame of pandas (2.2 or newer) or polars, a Dataset, or a list of "
             "dictionaries."
         ) from error
     if not table.num_rows:

@@ -181,8 +181,8 @@ def hold_out(texts: Sequence[_DivisibleT], fraction: float) -> dict[str, list[_D
     groups = list(copies.values())
     if num_copies := len(texts) - len(groups):
         print(
-            f"{num_copies:,} of {len(texts):,} texts are equal to another text. "
-            "Equal texts are in the same split."
+            f"{num_copies:,} of {len(texts):,} texts are duplicates. "
+            "Duplicates are in the same split."
         )
     if len(groups) < _MIN_TEXTS_TO_DIVIDE:
         print(f"{len(groups):,} texts are too few for validation. All are used for training.")

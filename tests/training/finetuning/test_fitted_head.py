@@ -176,7 +176,7 @@ def test_equal_texts_are_on_one_side(capsys: Capture) -> None:
         for form in forms
     ]
     divided = hold_out([*texts, replace(texts[0], pair="other")], 0.2)
-    assert "120 of 181 texts are equal to another text" in capsys.readouterr().out
+    assert "120 of 181 texts are duplicates" in capsys.readouterr().out
     numbers = {
         split: [text.text.split()[1] for text in its if text.pair == "b"]
         for split, its in divided.items()

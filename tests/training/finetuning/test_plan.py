@@ -80,7 +80,7 @@ def test_several_tasks_need_an_end_and_are_validated_every_500_steps() -> None:
     planned = plan(*tasks, steps=3)
     assert (planned.progress.num_steps, planned.validate_every) == (3, 500)
     for end in ({}, {"epochs": 2.0}, {"epochs": 2.0, "steps": 3}):
-        with pytest.raises(RunError, match="no common epoch"):
+        with pytest.raises(RunError, match="epochs is undefined"):
             plan(*tasks, **end)
 
 

@@ -163,7 +163,7 @@ def test_processes_without_a_common_folder_are_refused(
 def test_rows_that_are_not_divisible_are_one_line_and_no_run(
     options: list[str], tmp_path: Path
 ) -> None:
-    message = "error: --batch-size 9 is not a multiple of the 2 processes.\n"
+    message = "error: --batch-size 9 is not a multiple of the number of processes (2).\n"
     for ended in run_world(options, tmp_path / "run", "--batch-size", "9"):
         assert (ended.status, ended.err) == (1, message)
     assert not (tmp_path / "run").exists()

@@ -66,8 +66,8 @@ def read_similar(
     """
     if len(columns) not in (0, 2, 3):
         raise CorpusError(
-            f"--embedding-columns {' '.join(columns)} has {len(columns)} names. Specify two or "
-            "three columns of texts, or two and the column of the score."
+            f"--embedding-columns {' '.join(columns)} has {len(columns)} names. Specify two "
+            "or three text columns, or two text columns and a score column."
         )
     errors: list[str] = []
     texts = gather_rows(

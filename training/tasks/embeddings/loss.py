@@ -152,15 +152,15 @@ class _VectorStream(ExampleStream[VectorExample]):
         max_size = max(1, max_size)
         if size > max_size:
             raise RunError(
-                f"The loss of embeddings compares all {size:,} examples of a step, but a "
+                f"The embedding loss compares all {size:,} examples of a step, but a "
                 f"micro-batch has {max_size:,} at most (--micro-batch-size, or "
                 f"{_MAX_PASS_TOKENS:,} tokens). Use --batch-size {max_size * num_processes}, or a "
                 "shorter --length."
             )
         if num_processes > 1:
             print(
-                f"The loss of embeddings compares the {size:,} examples of each process, not the "
-                "examples of different processes."
+                f"The embedding loss compares the {size:,} examples within each process, but no "
+                "examples across processes."
             )
 
     @property

@@ -166,7 +166,7 @@ class TextStreams:
         """Divide a step's rows into the largest micro-batches that fit."""
         size = self.world.size
         if num_rows % size:
-            raise RunError(f"{option} is not a multiple of the {size} processes.")
+            raise RunError(f"{option} is not a multiple of the number of processes ({size}).")
         process_rows, max_rows = num_rows // size, max(1, self.max_batch_tokens // row_length)
         return Slicing(
             num_rows=num_rows,
