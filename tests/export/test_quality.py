@@ -188,6 +188,8 @@ def test_in_fp32_all_labelled_data_has_the_metrics_of_evaluate(
     f1 = compared.quality["question-answering"].torch
     assert f1 == pytest.approx(figures["question_answering_f1"])
     assert f1 > 0
+    silent = read_labelled_data(config, with_threshold(source, -1e4))["question-answering"]
+    assert silent.measure(TorchEngine(model)).percent == 0
 
 
 def test_each_wrong_answer_costs_its_share(
@@ -323,6 +325,7 @@ def test_the_first_100_lines_are_compared_up_to_64_tokens(
     assert masked.rows == list(range(1, 64, 8))
     assert [masked.ids[row] for row in masked.rows] == [tokenizer.mask_id] * 8
     question = by_task["question-answering"][0]
+    assert (question.rows, by_task[TEXTS][0].rows) == (None, [0])
     first_words = "0 rivers of the city 0 rivers of"
     assert question.types.count(0) == len(tokenizer.encode(first_words).ids)
 
