@@ -1,7 +1,7 @@
 """Access to the service: bearer keys, allowed host names, and CORS.
 
 Keys come from the environment, from a file that is read at startup, or from both. Several keys can
-be valid, so that callers get a new key before the old key is revoked.
+be valid, so that callers can get a new key before the old key is revoked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read_keys(keys: Sequence[str], file: Path | None) -> list[bytes]:
 
     Args:
         keys: keys from the environment.
-        file: file of additional keys, one a line; empty lines and lines that start with # are
+        file: file of additional keys, one per line. Empty lines and lines that start with # are
             ignored.
     """
     hashes = _hashes(keys, "ALBERT_SERVE_API_KEYS")
@@ -49,7 +49,7 @@ def read_keys(keys: Sequence[str], file: Path | None) -> list[bytes]:
 
 
 class ApiKeyMiddleware:
-    """ASGI middleware that answers 401 on guarded surfaces to requests without a valid key."""
+    """ASGI middleware that rejects requests to guarded surfaces without a valid key (401)."""
 
     def __init__(
         self, app: ASGIApp, *, hashes: Sequence[bytes], surfaces: Collection[Surface]
@@ -85,21 +85,21 @@ class ApiKeyMiddleware:
         return None
 
     def _is_valid(self, key: str) -> bool:
-        """Whether a key is valid, compared in constant time."""
+        """Return whether a key is valid, without a time that depends on the key's characters."""
         digest = _hash(key)
         matches = [hmac.compare_digest(digest, valid) for valid in self._hashes]
         return any(matches)
 
 
 class AllowedHosts:
-    """ASGI middleware that answers 400 to requests for other hosts, except health checks.
+    """ASGI middleware that rejects requests for other hosts (400), except health checks.
 
     The owner of a web page can make its name resolve to this machine (DNS rebinding). The browser
     then considers the service part of the page's origin and does not apply CORS. Only the header
     `Host` shows the difference.
 
     Args:
-        hosts: allowed names and addresses; `*.example.com` allows every name with this end.
+        hosts: allowed names and addresses; `*.example.com` allows all names with this ending.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: Sequence[str]) -> None:
@@ -124,7 +124,7 @@ class AllowedHosts:
     def _allows(self, host: str) -> bool:
         try:
             host = urlsplit(f"//{host}").hostname or ""
-        except ValueError:  # brackets without an address
+        except ValueError:  # brackets that contain no address
             return False
         return any(
             host == allowed or (allowed.startswith("*.") and host.endswith(allowed[1:]))
@@ -153,7 +153,7 @@ def _hash(key: str) -> bytes:
 
 
 def _hashes(keys: Sequence[str], source: str) -> list[bytes]:
-    """Return the hashes of keys; error messages never contain a key."""
+    """Return the hashes of keys. Error messages never contain a key."""
     for number, key in enumerate(keys, start=1):
         if not _KEY.fullmatch(key):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Error replies of one format, and an id for every request.
+"""Error replies in one format, and an id for every request.
 
 If an endpoint, the router or BentoML rejects a request, the caller gets
 `{"error", "error_type", "request_id"}` and the header `X-Request-ID`. At OpenAI's paths `error` is
@@ -69,7 +69,7 @@ class ErrorReplies:
 
 
 class _Reply:
-    """A reply, sent with the request's id.
+    """A reply that is sent with the request's id.
 
     Attributes:
         status: HTTP status; None until the reply has begun.
@@ -93,7 +93,7 @@ class _Reply:
 
 
 def _request_id(scope: Scope) -> str:
-    """Return the id of the request, which its caller sends or the first call makes."""
+    """Return the request's id, which the caller sent or the first call of this function made."""
     if _ID not in scope:
         sent_id = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
         scope[_ID] = sent_id if _VALID_ID.fullmatch(sent_id) else uuid.uuid4().hex
@@ -133,7 +133,7 @@ async def _reply_to_rejection(request: Request, error: Exception) -> Response:
     message = messages.get(HTTPStatus(status), HTTPStatus(status).phrase)
     kind = request_error(status, message).error_type
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        kind = "method_not_allowed"  # it has no class, because our clients never cause it
+        kind = "method_not_allowed"  # without a class, because our clients never cause it
     response = _error_reply(scope, status, kind, message)
     if allow:
         response.headers["Allow"] = allow
@@ -144,7 +144,7 @@ async def _reply_to_bug(request: Request, _error: Exception) -> Response:
     return _internal_reply(request.scope)
 
 
-# The handlers of a Starlette application, which raises the last kind again for `ErrorReplies`.
+# Starlette raises unexpected exceptions again after their handler, so `ErrorReplies` logs them.
 EXCEPTION_HANDLERS: Final = {
     AlbertServeError: _reply_to_error,
     HTTPException: _reply_to_rejection,

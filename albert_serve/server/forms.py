@@ -1,4 +1,4 @@
-"""Wire forms: readers of requests, and writers of replies, in several formats.
+"""Readers of requests, and writers of replies, in several formats (wire forms).
 
 The tasks use Hugging Face's formats. Feature extraction also reads OpenAI's format
 (`/v1/embeddings`, which most vector stores can call) and the format of text-embeddings-inference
@@ -45,9 +45,9 @@ class ParsedRequest:
 
     Attributes:
         request: request in Hugging Face's format.
-        write: function from the prepared items, and the reply in Hugging Face's format, to the
-            body of the reply.
-        task: task that answers; None for the model's task of the endpoint.
+        write: function that returns the reply's body, given the prepared items and the reply in
+            Hugging Face's format.
+        task: task that answers, or None for the model's usual task at the endpoint.
     """
 
     request: TaskRequest
@@ -77,7 +77,7 @@ def _read_embed(model: HostedModel, body: Any) -> ParsedRequest:
         inputs, direction = body.get("inputs"), body.get("truncation_direction")
         model.limits.check_num_items(inputs)
         body = {"normalize": True, **body}
-        if isinstance(inputs, str):  # the reply is a list
+        if isinstance(inputs, str):  # the reply is a list in any case
             body["inputs"] = [inputs]
         if direction in ("Right", "Left"):
             body["truncation_direction"] = direction.lower()

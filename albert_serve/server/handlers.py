@@ -34,11 +34,11 @@ _ResultT = TypeVar("_ResultT")
 
 
 async def answer_request(model: HostedModel, endpoint: str, request: Request) -> Response:
-    """Answer an HTTP request at the endpoint of a task in one of its formats."""
+    """Answer an HTTP request to an endpoint of a task."""
     task = ENDPOINTS[endpoint]
     _check_task(model, task)
     with admission_of(request.scope, model.limits, task) as admission:
-        # No variable refers to the body, so its memory is free once it is parsed.
+        # No variable refers to the body, so its memory is freed once the body is parsed.
         work = _answer(
             model,
             task,
@@ -53,7 +53,7 @@ async def answer_request(model: HostedModel, endpoint: str, request: Request) ->
 
 
 async def answer_call(model: HostedModel, task: str, inputs: Any, parameters: Any) -> Any:
-    """Answer a call from Python; return the value of the reply.
+    """Return the value of the reply to a call from Python.
 
     Args:
         inputs: value of `inputs` in a request.
@@ -72,7 +72,7 @@ async def _answer(
 ) -> tuple[list[Prepared[Any]], Any]:
     """Return the prepared items of a request, and the body of its reply."""
     preparation = admission.call(_prepare, model, task, parse)
-    del parse  # it refers to the body
+    del parse  # the function refers to the body
     parsed, prepared = await preparation
     logits = await model.batcher.run(inputs_of(prepared), admission.left_s)
     return prepared, await admission.call(_finish, parsed, prepared, logits)
@@ -105,7 +105,7 @@ def _check_task(model: HostedModel, task: str) -> None:
 
 
 async def read_body(request: Request, admission: Admission) -> bytes:
-    """Read a request's body within the limits of size and time."""
+    """Read a request's body within the size limit and the deadline."""
     check_media_type(request.headers)
     settings = admission.limits.settings
     return await admission.in_time(
@@ -153,7 +153,7 @@ def check_media_type(headers: Headers) -> None:
 def parse_json(body: bytes) -> Any:
     """Return the JSON value of a body."""
     try:
-        # From bytes it would also accept UTF-16 and UTF-32, and lone surrogates in UTF-8.
+        # Given bytes, `loads` would also accept UTF-16 and UTF-32, and lone surrogates in UTF-8.
         return json.loads(body.decode("utf-8-sig"), parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise MalformedRequestError(f"The body is not JSON: {error}") from error
@@ -164,7 +164,7 @@ def _reject_constant(name: str) -> NoReturn:
 
 
 def _notice_headers(prepared: Sequence[Prepared[Any]]) -> dict[str, str]:
-    """Return headers with warnings and truncation, for which replies have no field."""
+    """Return headers about warnings and truncation, for which replies have no field."""
     warnings = list(dict.fromkeys(text for item in prepared for text in item.warnings))
     num_truncated = sum(item.num_truncated for item in prepared)
     headers = {WARNINGS_HEADER: json.dumps(warnings)} if warnings else {}
@@ -176,7 +176,7 @@ def _notice_headers(prepared: Sequence[Prepared[Any]]) -> dict[str, str]:
 async def _until_disconnect(
     request: Request, work: Coroutine[Any, Any, _ResultT]
 ) -> _ResultT | None:
-    """Return the result of `work`; None if the client disconnects, which cancels it."""
+    """Return the result of `work`, or cancel it and return None if the client disconnects."""
     disconnect_task = asyncio.ensure_future(_cancel_at_disconnect(request, asyncio.current_task()))
     try:
         return await work
@@ -187,7 +187,7 @@ async def _until_disconnect(
     finally:
         disconnect_task.cancel()
         # An exception's traceback refers to this frame, and `disconnect_task` to the task that
-        # raises it. Without this cycle, a rejected request's memory is free immediately.
+        # raises it. `del` breaks this cycle, so a rejected request's memory is freed immediately.
         del disconnect_task
 
 

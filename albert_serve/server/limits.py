@@ -1,4 +1,4 @@
-"""The limits of a service: concurrency, bytes of bodies, queued tokens, items, time.
+"""The limits of a service: concurrent requests, size of bodies, queued tokens, items, time.
 
 A request has one `Admission` from its arrival to its reply. Every rejection because of load (429)
 is raised and counted here.
@@ -40,11 +40,11 @@ class LargeRequests:
 
     One thread serves all large requests. Python runs one thread at a time, so more threads would
     only delay other requests. The thread belongs to an executor, because `anyio.to_thread` would
-    begin the next call while an abandoned one still runs, and keep the frames of rejected requests.
+    begin the next call while an abandoned call runs, and would keep frames of rejected requests.
 
     Attributes:
-        max_bytes: limit of the sum of the bodies; a single body may exceed it.
-        num_bytes: bytes of the unanswered requests' bodies.
+        max_bytes: maximum size of all bodies together. A single body may exceed it.
+        num_bytes: size of the bodies of unanswered requests.
     """
 
     max_bytes: int
@@ -55,15 +55,15 @@ class LargeRequests:
 
 
 class Limits:
-    """The limits and the current usage of a model. Belongs to one event loop.
+    """The limits and the current usage of a model, for one event loop.
 
     Args:
         name: name of the model, for the log.
         observer: receiver of rejected and expired requests.
 
     Attributes:
-        num_requests: requests with a slot.
-        num_open: requests in progress.
+        num_requests: number of requests with a slot, which `max_concurrency` limits.
+        num_open: number of requests in progress, including those without a slot.
         unused: event that is set while no request is in progress.
     """
 
@@ -80,7 +80,7 @@ class Limits:
         self.unused.set()
 
     def admit(self, task: str) -> Admission:
-        """Return the admission of a new request, with a slot."""
+        """Return the admission of a new request, which takes a slot."""
         limit = self.settings.max_concurrency
         if self.num_requests >= limit:
             self.observer.shed(task)
@@ -93,7 +93,7 @@ class Limits:
         return admission
 
     def check_tokens(self, num_tokens: int, num_queued: int) -> None:
-        """Reject a request whose tokens do not fit in the queue; called under the queue's lock."""
+        """Reject a request whose tokens do not fit in the queue. The caller holds its lock."""
         num_free = max(0, self.settings.max_queue_tokens - num_queued)
         if num_tokens > num_free:
             raise QueueFullError(
@@ -111,11 +111,11 @@ class Limits:
 
 
 class Admission:
-    """A request's part of its model's limits. Inside `with`, the request is in progress.
+    """A request's share of its model's limits. Inside `with`, the request is in progress.
 
     Attributes:
         limits: limits of the request's model.
-        num_bytes: bytes of the body that have arrived.
+        num_bytes: number of bytes of the body that have arrived.
         ends_s: deadline on the clock of `time.monotonic`.
     """
 
@@ -146,7 +146,7 @@ class Admission:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
+        """The number of seconds until the deadline."""
         return self.ends_s - time.monotonic()
 
     def take_slot(self) -> None:
@@ -169,7 +169,7 @@ class Admission:
             self.take_slot()
 
     def count_bytes(self, num_bytes: int) -> None:
-        """Count the bytes of the body that have arrived.
+        """Record how many bytes of the body have arrived.
 
         All large bodies have a common limit, because clients may leave bodies unfinished.
         """
@@ -187,7 +187,7 @@ class Admission:
         self._num_large_bytes = num_bytes
 
     async def call(self, function: Callable[[Unpack[_Args]], _ResultT], *args: *_Args) -> _ResultT:
-        """Call a function: here if the body is small, otherwise in the thread of large requests.
+        """Call a function, in the thread of large requests unless the body is small.
 
         If the request is cancelled or expires first, the call never begins. If it expires during
         the call, the result is discarded.
@@ -204,11 +204,11 @@ class Admission:
     async def in_time(self, work: asyncio.Future[_ResultT], message: str) -> _ResultT:
         """Return the result of `work`, which is cancelled at the deadline or with the caller.
 
-        The exceptions of `asyncio.timeout` refer to each other, which would keep the body of each
-        expired request in memory until a garbage collection.
+        `asyncio.timeout` is not used, because its exceptions refer to each other. They would keep
+        the body of each expired request in memory until a garbage collection.
 
         Args:
-            message: message of the error at the deadline.
+            message: message of the error if the deadline passes.
         """
         try:
             await asyncio.wait({work}, timeout=max(0.0, self.left_s))
@@ -217,7 +217,7 @@ class Admission:
             raise DeadlineExceededError(message)
         finally:
             work.cancel()
-            # An exception's traceback refers to this frame, and `work` to the exception.
+            # The exception's traceback refers to this frame, and `work` to the exception: a cycle.
             del work
 
 
@@ -225,11 +225,11 @@ class AdmissionControl:
     """ASGI middleware that admits requests of tasks, or answers 429 above a model's concurrency.
 
     A request has a slot except while its body arrives, so that slow clients do not exhaust the
-    limit. It also has a slot until the application begins to read. Otherwise requests that arrive
-    together could exceed the limit.
+    limit. A request also has a slot before the application begins to read. Otherwise requests that
+    arrive together could exceed the limit.
 
     Args:
-        find: function that returns the limits and the task of a target, or None.
+        find: function that returns the limits and the task of a target, or None for other targets.
     """
 
     def __init__(
@@ -266,6 +266,6 @@ class AdmissionControl:
 
 
 def admission_of(scope: Scope, limits: Limits, task: str) -> Admission:
-    """Return the admission of a request; a new one, without a slot, if nothing admitted it."""
+    """Return the admission of a request, or a new one without a slot if nothing admitted it."""
     admission: Admission = scope.get(_ADMISSION) or Admission(limits, task)
     return admission

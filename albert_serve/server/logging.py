@@ -146,14 +146,14 @@ class JsonFormatter(logging.Formatter):
     """A formatter that writes a record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, in which JSON escapes line breaks."""
+        """Return a record as one line, because JSON escapes line breaks."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
         }
-        # The record's own request_id is the id of a span, which BentoML's filter sets.
+        # `record.request_id` is not used, because BentoML's filter sets it to the id of a span.
         line["request_id"] = REQUEST_ID.get()
         line |= {name: getattr(record, name) for name in _ACCESS_FIELDS if hasattr(record, name)}
         # BentoML's filter writes the trace into `trace_msg`, as text.

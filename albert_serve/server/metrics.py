@@ -1,4 +1,4 @@
-"""Prometheus metrics of the queue and the models, which BentoML's `/metrics` exposes with its own.
+"""Prometheus metrics of the queue and the models, which BentoML's `/metrics` also exposes.
 
 Each worker writes to files of its own, and the `/metrics` of any worker adds them up. So every
 metric here is additive.
@@ -24,7 +24,7 @@ _TOKENS: Final = tuple(2**power for power in range(4, 18))
 _INPUTS: Final = tuple(2**power for power in range(11))
 _MODEL: Final = ("model",)
 _MODEL_TASK: Final = ("model", "task")
-# A process has one file for each kind of metric, here or in BentoML.
+# Size of a process's file for each kind of metric that this package or BentoML uses.
 _FILE_BYTES: Final = {
     "histogram": 1 << 20,
     **dict.fromkeys(("counter", "summary"), 1 << 18),
@@ -42,9 +42,9 @@ def reserve_files(folder: Path) -> bool:
     would end the process by SIGBUS.
 
     Returns:
-        Whether there was enough space. Without it, this process's metrics are not shared.
+        Whether there was enough space. Otherwise `/metrics` lacks this process's metrics.
     """
-    if sys.platform == "darwin":  # it does not have posix_fallocate
+    if sys.platform == "darwin":  # macOS has no posix_fallocate
         return True
     try:
         for kind, num_bytes in _FILE_BYTES.items():
@@ -119,7 +119,7 @@ class Metrics:
         """Return the batch observer of a new model.
 
         Args:
-            tasks: tasks of the model, whose metrics are 0 before the first request.
+            tasks: tasks of the model. Their metrics are 0 before the first request.
         """
         self._models.labels(model, precision).set(1)
         return _PrometheusObserver(self, model, tasks)
@@ -137,7 +137,7 @@ class _TaskMetrics(NamedTuple):
 
     @classmethod
     def find(cls, metrics: Metrics, model: str, task: str) -> Self:
-        """Return the metrics, which start at 0."""
+        """Return the metrics of a task, which are 0 if they are new."""
         return cls(
             requests=metrics.requests.labels(model, task),
             request_tokens=metrics.request_tokens.labels(model, task),
@@ -156,7 +156,7 @@ class _PrometheusObserver(BatchObserver):
         self._batch_tokens = metrics.batch_tokens.labels(model)
         self._batch_inputs = metrics.batch_inputs.labels(model)
         self._padding_tokens = metrics.padding_tokens.labels(model)
-        # `labels` finds a metric under a lock, which would be slow for each request.
+        # Cached, because `labels` takes a lock, which would be slow for each request.
         self._task_metrics = cache(partial(_TaskMetrics.find, metrics, model))
         for task in tasks:
             self._task_metrics(task)

@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 
 def describe_hosted(name: str, bundle: Bundle, settings: Settings, mask_token: str) -> ModelReply:
-    """Return a model's description and limits; blocks, because it reads files."""
+    """Return a model's description and limits. Call this in a thread, because it reads files."""
     return ModelReply(
         **dict(describe(bundle.manifest, name, bundle.folder)),
         id=name,
@@ -54,10 +54,10 @@ def describe_hosted(name: str, bundle: Bundle, settings: Settings, mask_token: s
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class HostedModel:
-    """A model that answers requests. Belongs to one event loop.
+    """A model that answers the requests of one event loop.
 
     Attributes:
-        name: name of the model, as paths contain it.
+        name: name of the model, as in paths.
         tasks: tasks of the bundle by endpoint name.
         description: description of the model and its limits.
         info_json: body of the reply of `/info`.
@@ -82,12 +82,12 @@ class HostedModel:
 
 
 class Models:
-    """The hosted models of a process. Belongs to one event loop.
+    """The hosted models of a process, for one event loop.
 
     Attributes:
-        accepting: whether requests are accepted; False once shutdown begins.
+        accepting: whether requests are accepted, which is false once shutdown begins.
         served: models by name.
-        default_name: name of the model for requests without a model's name.
+        default_name: name of the model that answers requests without a model's name.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
@@ -111,17 +111,17 @@ class Models:
         return models
 
     def start(self) -> None:
-        """Start to return free memory to the system; the second call does nothing."""
+        """Start to return free memory to the system, unless a previous call has started this."""
         if self._trim_task is None:
             self._trim_task = asyncio.get_running_loop().create_task(keep_memory_low())
 
     @property
     def default(self) -> HostedModel:
-        """The model for requests without a model's name."""
+        """The model that answers requests without a model's name."""
         return self.served[self.default_name]
 
     def get(self, name: str | None) -> HostedModel:
-        """Return a model by its name; None is the default model."""
+        """Return the model with this name, or the default model if the name is None."""
         name = self.default_name if name is None else name
         if name not in self.served:
             raise NotFoundError(
@@ -130,7 +130,7 @@ class Models:
         return self.served[name]
 
     def find(self, target: RequestTarget) -> tuple[Limits, str] | None:
-        """Return the limits of a target's model, and its task; None unless the model has it."""
+        """Return the target's task and its model's limits, or None if the model lacks the task."""
         model, task = self.served.get(target.model or self.default_name), target.task
         return (model.limits, task) if task and model and task in model.tasks else None
 
@@ -148,17 +148,17 @@ class Models:
         for name, bundle in bundles.items():
             try:
                 model = self.open(name, bundle, options)
-            except Exception as error:  # noqa: BLE001  # any error: the other models are served
+            except Exception as error:  # noqa: BLE001  # the other models are served
                 errors[name] = error
             else:
                 yield model
-                del model  # the caller may keep only one model in memory
+                del model  # so that the caller can hold one model at a time
         catalogue.check_any(errors)
         for name, failure in errors.items():
             _logger.error("Model %s is not served. %s", name, failure)
 
     def open(self, name: str, bundle: Bundle, options: RuntimeOptions) -> HostedModel:
-        """Open a model and run it once, without serving it yet; callable from any thread."""
+        """Open a model and run it once, without serving it yet. Any thread may call this."""
         engine = Engine.open(bundle, options, self._encoders)
         if self.settings.max_batch_tokens is not None:
             engine.max_batch_tokens = self.settings.max_batch_tokens
@@ -209,7 +209,7 @@ def check_models(settings: Settings) -> str:
         raise ConfigError(
             f"{DEFAULT_VARIABLE} is {preferred!r}. Choose one of {', '.join(catalogue.bundles)}."
         )
-    # The CPU is used, because a process never returns all memory of a device.
+    # This uses the CPU, because a process never returns all memory of a GPU.
     trial = Models(settings.model_copy(update={"device": "cpu"}))
     names = []
     for model in trial._open_all(catalogue):
@@ -225,7 +225,7 @@ def check_models(settings: Settings) -> str:
 
 
 def _shared_options(settings: Settings, bundles: Mapping[str, Bundle]) -> RuntimeOptions:
-    """Return the runtime options of all models."""
+    """Return the runtime options that all models share."""
     encoders = {bundle.manifest.files[WEIGHTS_FILE].sha256 for bundle in bundles.values()}
     if settings.spinning == "auto" and len(encoders) > 1:
         return replace(settings.runtime, spinning=False)  # docs/decisions.md has the measurement
@@ -235,9 +235,9 @@ def _shared_options(settings: Settings, bundles: Mapping[str, Bundle]) -> Runtim
 async def keep_memory_low() -> None:
     """Return free memory to the system once a second, if there may be much of it.
 
-    glibc would keep most of it. A large request frees memory at several moments: when its reply has
-    been sent, when its client has disconnected, or when the engine has finished. A call without
-    free memory takes about 2 ms, in a thread of its own.
+    glibc would keep most of this memory. A large request frees memory at several moments: when its
+    reply has been sent, when its client has disconnected, or when the engine has finished.
+    Returning memory takes 2 ms even if none is free, so a separate thread does it.
     """
     minimum = num_anonymous_bytes()
     while minimum is not None:
@@ -251,7 +251,7 @@ async def keep_memory_low() -> None:
 
 
 def num_anonymous_bytes() -> int | None:
-    """Return the resident memory of this process without pages of files; None if unknown."""
+    """Return this process's resident memory without file pages, in bytes, or None if unknown."""
     try:
         _, resident, shared, *_ = map(int, _STATM.read_text(encoding="ascii").split())
     except OSError:  # the file exists only on Linux

@@ -79,7 +79,7 @@ _CONTEXT: Final = (
     "The bridge over the river was built in 1932. It was designed by an engineer from Vienna, and "
     "was closed to cars in 1988."
 )
-# Each endpoint has an example of a request's body.
+# An example of a request body for each endpoint.
 EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "fill-mask": {"inputs": "He was born in the United [MASK].", "parameters": {"top_k": 3}},
     "text-classification": {
@@ -110,7 +110,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
         "parameters": {"candidate_labels": ["card", "loan", "exchange rate"]},
     },
 }
-# Each endpoint has a type of requests and a type of replies.
+# The type of requests and the type of replies for each endpoint.
 _SCHEMAS: Final[dict[str, tuple[type[BaseModel], Any]]] = {
     **{name: (task.request, task.reply) for name, task in TASKS.items()},
     EMBEDDINGS: (EmbeddingsRequest, EmbeddingsReply),
@@ -119,7 +119,7 @@ _SCHEMAS: Final[dict[str, tuple[type[BaseModel], Any]]] = {
 
 
 def describe_service(base: dict[str, Any]) -> dict[str, Any]:
-    """Return BentoML's document with our paths and schemas, which describe more.
+    """Return BentoML's document with our paths and schemas, which are more detailed.
 
     BentoML's schemas are omitted, because only the replaced paths refer to them.
 
@@ -172,14 +172,14 @@ def _schemas() -> tuple[dict[str, Any], dict[str, Any]]:
     schemas = {**requests["$defs"], **parts["$defs"]}
     for schema in schemas.values():
         for field in schema.get("properties", {}).values():
-            # Its fields have the same defaults, and code generators do not accept an object here.
+            # Code generators do not accept an object as a default. Its fields have these defaults.
             if isinstance(field.get("default"), dict):
                 del field["default"]
     return schemas, {name: schema for (name, _), schema in replies.items()}
 
 
 def _by_name(operations: dict[str, Any]) -> dict[str, Any]:
-    """Return the same operations for a model whose name is in the path."""
+    """Return the operations for paths that contain a model's name."""
     by_name: dict[str, Any] = {"parameters": [_MODEL]}
     for method, operation in operations.items():
         not_found = {

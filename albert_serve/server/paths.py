@@ -19,7 +19,7 @@ METRICS_PATH: Final = "/metrics"
 OTHER: Final = "/*"
 _DOCS_PATHS: Final = frozenset({"/docs", "/docs.json", "/openapi.json", "/schema.json"})
 _DOCS_FOLDER: Final = "/static_content/"
-# The page requires no key: it contains no data, and a browser cannot send a key to load it.
+# These paths require no key: the page has no data, and browsers cannot send a key to load it.
 _PAGE_PATH: Final = "/"
 _PAGE_FOLDER: Final = "/web/"
 # This maps endpoints to tasks.
@@ -40,7 +40,7 @@ _API_PATHS: Final[dict[str, str | None]] = {
     "/info": None,
     MODELS_PATH: None,
 }
-# This maps the ends of paths, after a model's name, to tasks or None.
+# This maps the rest of a path, after a model's name, to a task or None.
 _MODEL_PATHS: Final[dict[str, str | None]] = {
     **{f"/{name}": task for name, task in ENDPOINTS.items()},
     "": None,
@@ -56,12 +56,11 @@ class RequestTarget:
     """The meaning of a path.
 
     Attributes:
-        label: label in metrics. Unknown paths have a common label, because callers must not create
-            metrics.
-        surface: surface that a key can guard; None for health and the page, which are open. The
-            health of a named model reveals that the model exists, so it belongs to the API, like
-            unknown paths.
-        model: name of a model, which may not exist; None for the default model.
+        label: label in metrics. Unknown paths share a label, so that callers cannot create metrics.
+        surface: surface that a key can guard, or None for health and the page, which are always
+            open. The health of a named model reveals that the model exists, so it belongs to the
+            API, like unknown paths.
+        model: name of a model, which may not exist, or None for the default model.
         task: name of the task, if the path is an endpoint.
     """
 
@@ -77,7 +76,7 @@ class RequestTarget:
 
 
 def target_of(scope: Scope) -> RequestTarget:
-    """Return the target of a request, which the first call parses."""
+    """Return the target of a request. Its path is parsed only at the first call."""
     if _TARGET not in scope:
         scope[_TARGET] = parse(scope["path"])
     target: RequestTarget = scope[_TARGET]

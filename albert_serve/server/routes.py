@@ -1,4 +1,4 @@
-"""The routes of the service, in a Starlette application; `service.py` adopts them."""
+"""The routes of the service, in a Starlette application that `service.py` uses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DOCS_PAGE: Final = """<!doctype html>
 
 
 def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
-    """Return the application; `app.state.models` must be set before the first request.
+    """Return the application, which answers 503 until `app.state.models` is set.
 
     Args:
         openapi: function that returns the OpenAPI document; it is called once.
@@ -78,7 +78,7 @@ async def _answer(endpoint: str, request: Request) -> Response:
 async def _list(request: Request) -> Response:
     models = _models(request)
     described = [model.description for model in models.served.values()]
-    # `data` has only the fields of its own type.
+    # In `data`, pydantic writes only the fields of the declared type.
     reply = ModelsReply(data=[*described], default=models.default_name, models=described)
     return Response(reply.model_dump_json(), media_type=JSON)
 

@@ -1,4 +1,4 @@
-"""The tasks by endpoint name, and their common functions for the service and batch scoring."""
+"""The tasks by endpoint name, and the functions that the service and batch scoring share."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ __all__ = [
     "shape_reply",
 ]
 
-# The default limit of all items of a request together.
+# Default maximum number of tokens in all items of a request together.
 MAX_TOKENS: Final = 1 << 20
 _MAX_ANSWER_BYTES: Final = 1 << 26
-# Characters of a request for each token that it may have: the default of a service is 4 MiB.
+# A request may have this many characters per allowed token: 4 Mi in a service by default.
 _CHARS_PER_TOKEN: Final = 32
 
 
@@ -107,7 +107,7 @@ TASKS: Final[dict[str, Endpoint]] = {
 
 
 def open_task(name: str, setup: TaskSetup) -> Task:
-    """Return the task of that name for a model."""
+    """Return the task with this name for a model."""
     if name not in TASKS:
         raise NotFoundError(f"There is no task {name!r}. Choose one of {', '.join(TASKS)}.")
     return TASKS[name].open(setup)
@@ -119,7 +119,7 @@ def prepare_request(
     """Prepare every item of a request for the engine.
 
     Args:
-        max_tokens: maximum tokens of all items together.
+        max_tokens: maximum number of tokens in all items together.
     """
     is_list = isinstance(request.inputs, list)
     _check_chars(request, max(MAX_CHARS, _CHARS_PER_TOKEN * max_tokens))
@@ -135,7 +135,7 @@ def prepare_request(
         num_tokens += prepared[-1].num_tokens
         num_rows += _num_vocabulary_rows(prepared[-1])
         answer_bytes += prepared[-1].answer_bytes
-        # Checked after each item: preparing a list of maximum-size items would take hours.
+        # The sums are checked after each item: preparing a list of long texts would take hours.
         if num_tokens > max_tokens:
             raise TooMuchAtOnceError(f"The request has more than {max_tokens} tokens. Split it.")
         if num_rows > MAX_MASKS:
@@ -152,7 +152,7 @@ def prepare_request(
 
 
 def _check_chars(request: TaskRequest, max_chars: int) -> None:
-    """Reject a request of too many characters, before any of them is encoded."""
+    """Reject a request with too many characters before any text is encoded."""
     num_items = len(request.inputs) if isinstance(request.inputs, list) else 1
     num_chars = _num_chars(request.inputs) + num_items * request.parameters.chars_per_item
     if num_chars > max_chars:
@@ -163,7 +163,7 @@ def _check_chars(request: TaskRequest, max_chars: int) -> None:
 
 
 def _num_chars(value: object) -> int:
-    """Return the characters of all texts in the inputs of a request."""
+    """Return the number of characters in all texts of a request's inputs."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, list):

@@ -1,6 +1,6 @@
 """The interface between tasks and the engine: encoder inputs, their batches, and logits.
 
-Shape legend: R gathered rows, K outputs of the task's head.
+Shape legend: R rows that a head reads, K outputs of the task's head.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from albert_serve.tokenizer import AlbertTokenizer
 
 Logits: TypeAlias = NDArray[np.float32]
 Reduction: TypeAlias = Literal["none", "mean", "max"]
-# One entry of an answer takes about this memory, without its text: the object and its JSON.
+# Approximate memory of an entry of an answer: its object and its JSON, without its text.
 ENTRY_BYTES: Final = 500
 
 _AnswerT_co = TypeVar("_AnswerT_co", covariant=True)
@@ -29,16 +29,16 @@ _AnswerT_co = TypeVar("_AnswerT_co", covariant=True)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderInput:
-    """One unpadded sequence for the encoder, and its gathered positions.
+    """One unpadded sequence for the encoder, and the positions that the head reads.
 
     Attributes:
         ids: token ids, including special tokens.
-        types: token types, 0 for the first segment and 1 for the second; as long as `ids`.
+        types: token type of each id: 0 in the first segment and 1 in the second.
         task: head that reads the rows: a task's name, or `text-classification/NAME`. Feature
-            extraction has no head; its logits are the hidden states.
-        rows: gathered positions, in the order of the logits; None for all.
-        reduction: "mean" and "max" replace the logits of all rows by one row. The engine computes
-            it, so that a request's rows need not stay in memory.
+            extraction has no head, so its logits are the hidden states.
+        rows: positions that the head reads, in the order of the logits, or None for all.
+        reduction: "mean" or "max" to replace all rows of logits by their mean or maximum. The
+            engine does this, so that the rows need not stay in memory.
     """
 
     ids: list[int]
@@ -59,9 +59,9 @@ class Prepared(Generic[_AnswerT_co]):
 
     Attributes:
         inputs: encoder inputs, at least one.
-        finish: converts the logits, one (R, K) float32 array per input, in order, to the answer.
+        finish: function that returns the answer, given the logits (R, K) of each input, in order.
         num_truncated: number of truncated tokens, if the caller allowed truncation.
-        answer_bytes: approximate memory of the answer; 0 if no parameter can multiply it.
+        answer_bytes: approximate memory of the answer, or 0 if no parameter can make it large.
         warnings: warnings for the caller.
     """
 
@@ -73,7 +73,7 @@ class Prepared(Generic[_AnswerT_co]):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens in all inputs."""
+        """The number of tokens in all inputs."""
         return sum(len(item.ids) for item in self.inputs)
 
 
@@ -93,7 +93,7 @@ class Runner(Protocol):
 
     @property
     def max_batch_tokens(self) -> int:
-        """Maximum tokens of a batch, including padding."""
+        """The maximum number of tokens in a batch, including padding."""
         ...
 
     def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
@@ -114,8 +114,8 @@ class TaskSetup:
     """The properties of the model that a task needs.
 
     Attributes:
-        heads: entries of the task's heads in the manifest, the default head first; empty for
-            feature extraction.
+        heads: manifest entries of the task's heads, the default head first. Feature extraction has
+            none.
         sentence_vectors: default form of embeddings.
     """
 
@@ -134,7 +134,7 @@ class TaskSetup:
 def group_by_length(
     lengths: Sequence[int], max_tokens: int, *, max_padding_tokens: float = math.inf
 ) -> list[list[int]]:
-    """Return indices in batches of similar lengths, longest first; see `cut_batches`."""
+    """Return the indices of sequences in batches of similar lengths, longest first."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     return cut_batches(order, lengths, max_tokens, max_padding_tokens=max_padding_tokens)
 
@@ -146,13 +146,14 @@ def cut_batches(
     *,
     max_padding_tokens: float = math.inf,
 ) -> list[list[int]]:
-    """Cut indices, ordered by length, into batches; each index is in one batch.
+    """Cut a list of indices, which is ordered by length, into batches.
 
     Args:
         order: indices in ascending or descending order of their lengths.
-        lengths: number of tokens by index.
-        max_tokens: maximum tokens of a batch, including padding; a longer sequence is a batch.
-        max_padding_tokens: maximum padding tokens of a batch.
+        lengths: number of tokens of each sequence, by index.
+        max_tokens: maximum number of tokens in a batch, including padding. A longer sequence is a
+            batch by itself.
+        max_padding_tokens: maximum number of padding tokens in a batch.
     """
     batches: list[list[int]] = []
     batch: list[int] = []
@@ -169,7 +170,7 @@ def cut_batches(
 
 
 def softmax(logits: Logits) -> NDArray[np.float64]:
-    """Return probabilities over the last axis; same shape."""
+    """Return probabilities over the last axis, in the same shape."""
     wide = finite(logits)
     exponentials = np.exp(wide - wide.max(axis=-1, keepdims=True))
     probabilities: NDArray[np.float64] = exponentials / exponentials.sum(axis=-1, keepdims=True)
@@ -177,7 +178,7 @@ def softmax(logits: Logits) -> NDArray[np.float64]:
 
 
 def log_softmax(logits: Logits) -> NDArray[np.float64]:
-    """Return the logarithms of `softmax`, finite for any probability; same shape."""
+    """Return the logarithms of `softmax`, which are finite even if a probability rounds to 0."""
     wide = finite(logits)
     wide = wide - wide.max(axis=-1, keepdims=True)
     logs: NDArray[np.float64] = wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))
@@ -185,23 +186,23 @@ def log_softmax(logits: Logits) -> NDArray[np.float64]:
 
 
 def sigmoid(logits: Logits) -> NDArray[np.float64]:
-    """Return each logit's own probability; same shape."""
+    """Return the probability of each logit, independently of the other logits."""
     probabilities: NDArray[np.float64] = 0.5 * (1.0 + np.tanh(0.5 * finite(logits)))
     return probabilities
 
 
 def finite(logits: Logits) -> NDArray[np.float64]:
-    """Return the logits in double precision."""
+    """Return the logits in double precision, after checking that they are finite."""
     if not np.isfinite(logits).all():
         raise EngineError("The model's logits are not finite. Check the bundle's weights.")
     return logits.astype(np.float64)
 
 
 def best(scores: NDArray[np.float64], candidates: NDArray[np.int64], top_k: int) -> list[int]:
-    """Return the `top_k` candidates of the largest scores, largest first; ties by smaller id.
+    """Return the `top_k` candidates with the highest scores, sorted by falling score, then by id.
 
     Args:
-        scores: (V,), by id.
+        scores: score of each id (V,).
         candidates: distinct ids to choose from.
     """
     values = scores[candidates]

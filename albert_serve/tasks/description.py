@@ -1,4 +1,4 @@
-"""The description of a model, from its bundle's manifest and the metadata of its model card."""
+"""The description of a model, from its bundle's manifest and its model card's metadata."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from albert_serve.tasks import task_names
 from albert_serve.tasks.text_classification import label_names
 
 _MAX_CARD_BYTES: Final = 1 << 20
-# Reading 64 KiB takes about 0.1 s. libyaml would be faster, but deeply nested lists crash it.
+# Parsing 64 KiB takes about 0.1 s. libyaml would be faster, but deeply nested lists crash it.
 _FRONT_MATTER: Final = re.compile(r"---\r?\n(.{0,65536}?\r?\n)---\r?\n", re.DOTALL)
-# Each task has the name of its count, and the factor that makes a metric a percentage.
+# For each task: what its evaluation counts, and the factor that makes its metric a percentage.
 _COUNTS: Final[Mapping[str, tuple[str, float]]] = {
     "fill-mask": ("tokens", 100.0),
     "sentence-order": ("pairs", 100.0),
@@ -44,8 +44,8 @@ _COUNTS: Final[Mapping[str, tuple[str, float]]] = {
     "token-classification": ("texts", 100.0),
     "question-answering": ("questions", 1.0),
 }
-# The first metric that a task has is shown. For one label per text, Matthews' coefficient is
-# present only if it is the official metric.
+# The first of these metrics that a head has is shown. If each text has one label, Matthews'
+# coefficient is present only as the official metric.
 _METRICS: Final = (
     ("matthews_correlation", "Matthews correlation"),
     ("accuracy", "accuracy"),
@@ -57,10 +57,10 @@ _METRICS: Final = (
 
 
 def describe(manifest: Manifest, name: str, folder: Path | None = None) -> ModelDescription:
-    """Return the description of a model; it reads the model card, so call it off the event loop.
+    """Return the description of a model. Call this in a thread, because it reads the model card.
 
     Args:
-        folder: the folder of the model card; None without one.
+        folder: folder of the model card, or None if there is none.
     """
     config = AlbertConfig.from_hf(manifest.config)
     metadata = {} if folder is None else read_metadata(folder)
@@ -124,7 +124,7 @@ def _describe(task: str, manifest: Manifest) -> TaskInfo:
 
 
 def read_quality(manifest: Manifest, head: str) -> TaskQuality | None:
-    """Return a head's quality on held-out data or else on export's data; None if unknown."""
+    """Return a head's quality on held-out data, or else on the export's data, or else None."""
     quality = evaluated_quality(manifest.evaluation, head)
     if quality is not None:
         return quality
@@ -141,7 +141,7 @@ def read_quality(manifest: Manifest, head: str) -> TaskQuality | None:
 
 
 def evaluated_quality(evaluation: Mapping[str, Any], head: str) -> TaskQuality | None:
-    """Return a head's quality on held-out data; None if unknown."""
+    """Return a head's quality on held-out data, or None if it is unknown."""
     task = task_of(head)
     if task not in _COUNTS:
         return None
@@ -162,11 +162,11 @@ def evaluated_quality(evaluation: Mapping[str, Any], head: str) -> TaskQuality |
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """Return `license`, `language` and `base_model` of a model card; empty if it is unreadable."""
+    """Return `license`, `language` and `base_model` of a model card if it is readable."""
     try:
         text = read_small_file(folder / CARD_FILE, _MAX_CARD_BYTES).decode()
         front_matter = _FRONT_MATTER.match(text)
-        # All scalars as text: the language `no` is not False.
+        # BaseLoader reads all scalars as text. Otherwise the language `no` would become False.
         content = yaml.load(front_matter[1], yaml.BaseLoader) if front_matter else {}  # noqa: S506
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}

@@ -1,10 +1,10 @@
 """Feature extraction: the embedding of a text, or the vectors of its tokens.
 
 Vectors are the encoder's last hidden states, so every bundle has this task without a head. The mean
-includes [CLS] and [SEP], as in `sentence-transformers`. Vectors of tokens equal `transformers`'
-pipeline; the model's defaults for embeddings do not apply to them.
+includes [CLS] and [SEP], as in `sentence-transformers`. Token vectors equal those of
+`transformers`' pipeline, and the model's defaults for embeddings do not apply to them.
 
-Shape legend: R tokens, or one if they are pooled, H hidden size.
+Shape legend: R tokens (1 if they are pooled), H hidden size.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from albert_serve.api.embeddings import (
 from albert_serve.tasks.base import Logits, Prepared, Reduction, TaskSetup, finite
 from albert_serve.tasks.truncation import Truncator, check_not_empty
 
-# A number takes this memory: its object, its entry in a list, and two copies of its digits.
+# Memory of a number in an answer: its object, its list entry, and two copies of its digits.
 _BYTES_PER_NUMBER: Final = 56
 # More decimals would exceed the precision of float32, and double the size of a reply.
 _NUM_DECIMALS: Final = 8
-# torch's `normalize` has this minimum, too. A vector of zeros stays zero.
+# Vectors are divided by at least this length, as in torch's `normalize`, so zeros stay zeros.
 _MIN_LENGTH: Final = 1e-12
 _REDUCTIONS: Final[Mapping[Pooling, Reduction]] = {
     "mean": "mean",
@@ -40,7 +40,7 @@ _REDUCTIONS: Final[Mapping[Pooling, Reduction]] = {
 
 @dataclass(frozen=True, slots=True)
 class FeatureExtraction:
-    """Returns the encoder's hidden states of texts, pooled or not."""
+    """The task that returns the encoder's hidden states of texts, pooled or not."""
 
     setup: TaskSetup
 
@@ -69,7 +69,7 @@ class FeatureExtraction:
 
 
 def _finish(hidden_RH: Logits, pooling: Pooling, *, is_scaled: bool) -> FeatureExtractionAnswer:
-    """Return the row of a pooled text; without pooling all rows, in a list as in the pipeline."""
+    """Return the vector of a pooled text, or else all token vectors, nested as in the pipeline."""
     vectors_RH = finite(hidden_RH)
     if is_scaled:
         lengths_R1 = np.linalg.norm(vectors_RH, axis=-1, keepdims=True)

@@ -23,27 +23,27 @@ from albert_serve.tasks.base import ENTRY_BYTES, Logits, Prepared, TaskSetup, be
 from albert_serve.tasks.truncation import FittedEncoding, Truncator
 from albert_serve.tokenizer import AlbertTokenizer
 
-# The text of a token takes about this memory.
+# Approximate memory of the text of a token.
 _BYTES_PER_TOKEN: Final = 8
 _MAX_WARNINGS: Final = 20
-# All texts of a request have the same targets, so they are parsed once. The cache is small, because
+# All texts of a request have the same targets, which are parsed once. The cache is small, because
 # its keys keep tokenizers in memory.
 _CACHE_SIZE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class FillMask:
-    """Fills masks with tokens of the vocabulary."""
+    """The task that fills masks with tokens of the vocabulary."""
 
     setup: TaskSetup
 
     def prepare(self, item: str, parameters: FillMaskParameters) -> Prepared[FillMaskAnswer]:
         """Encode one text.
 
-        The answer is a list for one mask, or a list for each of several masks.
+        For one mask, the answer is a list of tokens. For several masks, it is a list of such lists.
         """
         tokenizer, targets = self.setup.tokenizer, parameters.targets
-        # An embedding may have more rows than the vocabulary has tokens.
+        # Only tokens are candidates: the model's embedding may have more rows than the vocabulary.
         candidates: NDArray[np.int64] = np.arange(tokenizer.vocab_size)
         warnings: Sequence[str] = ()
         if targets is not None:
@@ -124,7 +124,7 @@ def _read_targets(
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return one id for each target, without duplicates, as `transformers`' pipeline does.
 
-    A target is a piece of the vocabulary, in its notation. Any other target is replaced by its
+    A target should be a piece as the vocabulary writes it. Any other target is replaced by its
     first piece, or skipped if it has no piece.
 
     Returns:
@@ -144,7 +144,7 @@ def _read_targets(
         raise InvalidInputError(
             "None of the targets contains a token. Use words that can replace the mask."
         )
-    if len(warnings) > _MAX_WARNINGS:  # they are sent in a header, whose size is limited
+    if len(warnings) > _MAX_WARNINGS:  # a header, whose size is limited, holds them
         last = f"The same applies to {len(warnings) - _MAX_WARNINGS} more targets."
         warnings = [*warnings[:_MAX_WARNINGS], last]
     return np.array(list(ids), dtype=np.int64), tuple(warnings)
@@ -155,7 +155,7 @@ def _explain(tokenizer: AlbertTokenizer, target: str, pieces: Sequence[int]) -> 
     if not pieces:
         return f"{fault} It has no token and was ignored."
     first = tokenizer.token(pieces[0])
-    # A lone "▁" is the space before a word, and does not identify it.
+    # A lone "▁" is only the space before a word, so it is skipped.
     visible_pieces = (piece for piece in pieces if tokenizer.surface(tokenizer.token(piece)))
     is_unknown = next(visible_pieces, tokenizer.unk_id) == tokenizer.unk_id
     limitation = ", which says nothing about the target" if is_unknown else ""

@@ -1,7 +1,7 @@
 """Sentence order: the probability that one text follows another, and coherence scores.
 
 The head is the pretraining head (Lan et al. 2019, section 3.1, "Inter-sentence coherence loss"):
-label 0 in order, label 1 swapped. `docs/tasks.md` explains the scores.
+label 0 means "in order", and label 1 "swapped". `docs/tasks.md` explains the scores.
 
 Shape legend: N sentences, P pairs of them, 2 labels.
 """
@@ -40,14 +40,14 @@ from albert_serve.tokenizer import Encoding
 
 @dataclass(frozen=True, slots=True)
 class SentenceOrder:
-    """Scores pairs of texts, and lists of sentences."""
+    """The task that scores pairs of texts, and lists of sentences."""
 
     setup: TaskSetup
 
     def prepare(
         self, item: TextPair | Sentences, parameters: SentenceOrderParameters
     ) -> Prepared[SentenceOrderAnswer]:
-        """Encode one pair, or the neighbouring pairs of a list."""
+        """Encode one pair, or each pair of neighbouring sentences in a list."""
         truncator = Truncator(self.setup.tokenizer, self.setup.max_positions, parameters.truncation)
         if isinstance(item, Sentences):
             return _prepare_sentences(item.sentences, truncator)

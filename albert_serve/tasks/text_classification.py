@@ -27,14 +27,14 @@ from albert_serve.tasks.truncation import Truncator, check_not_empty
 
 @dataclass(frozen=True, slots=True)
 class TextClassification:
-    """Classifies texts by the labels of a head; by default, of the default classifier."""
+    """The task that scores the labels of a classifier for a text or a pair of texts."""
 
     setup: TaskSetup
 
     def prepare(
         self, item: str | TextInput, parameters: TextClassificationParameters
     ) -> Prepared[list[LabelScore]]:
-        """Encode one text or pair; the answer has the best label first."""
+        """Encode one text or pair. The answer has the best label first."""
         task, head = self._head(parameters.head)
         texts = TextInput(text=item) if isinstance(item, str) else item
         check_not_empty("text", texts.text)
@@ -49,7 +49,7 @@ class TextClassification:
         )
 
     def _head(self, name: str | None) -> tuple[str, HeadEntry]:
-        """Return the name of a head in the engine, and its entry."""
+        """Return the engine's name and the entry of a classifier (default: the first one)."""
         heads = {head_name(head, entry): (head, entry) for head, entry in self.setup.heads.items()}
         name = next(iter(heads)) if name is None else name
         if name not in heads:
@@ -78,7 +78,7 @@ def _default_function(head: HeadEntry) -> ScoreFunction:
 
 
 def label_names(entry: HeadEntry) -> list[str]:
-    """Return the names of a classifier's labels, or LABEL_0 and so on, as `transformers`."""
+    """Return the names of a classifier's labels, or LABEL_0 and so on, as `transformers` does."""
     return entry.labels or [f"LABEL_{index}" for index in range(entry.num_outputs)]
 
 

@@ -1,4 +1,4 @@
-"""Maximum tokens of the texts in files: one rule for finetune, evaluate and score."""
+"""The maximum length of texts in files: one rule for finetune, evaluate and score."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ TRUNCATION_HELP: Final = (
     "truncate longer texts to the length of training (--length of finetune; otherwise all "
     "positions of the model); with --no-truncation they are errors (default: truncate)"
 )
-# These tasks read a text as one input; others read windows, or rows of pretraining.
+# These tasks read a text as one input. Other tasks read windows, or rows of pretraining data.
 _TASKS: Final = (CLASSIFICATION, "multiple-choice", FEATURE_EXTRACTION)
 
 
 def text_length(head: str, training: object, max_positions: int) -> int:
-    """Return the maximum tokens of a text: the length in training, if it is known.
+    """Return the maximum number of tokens in a text: the length in training, if it is known.
 
     Args:
         head: name of the head: a task, or `text-classification/NAME`.
@@ -34,7 +34,7 @@ def text_length(head: str, training: object, max_positions: int) -> int:
 
 
 def describe_long_texts(num_long: int, num_texts: int, length: int, *, truncation: bool) -> str:
-    """Return the last line of a job that truncated long texts, or omitted them."""
+    """Return the line that a job prints at its end if it truncated or omitted long texts."""
     if truncation:
         return (
             f"{num_long:,} of {num_texts:,} texts were truncated to {length} tokens "
@@ -47,7 +47,7 @@ def describe_long_texts(num_long: int, num_texts: int, length: int, *, truncatio
 
 
 def _has_trained(stage: Any, head: str) -> bool:
-    """Return whether a stage of training trained a head or, for feature extraction, embeddings."""
+    """Return whether a training stage trained a head or, for feature extraction, embeddings."""
     if not isinstance(stage, dict) or _length(stage) < 1:
         return False
     if head == FEATURE_EXTRACTION:
@@ -57,7 +57,7 @@ def _has_trained(stage: Any, head: str) -> bool:
 
 
 def _length(stage: Mapping[str, Any]) -> int:
-    """Return the maximum tokens of a stage's texts; 0 if unknown."""
+    """Return the maximum number of tokens in a stage's texts, or 0 if it is unknown."""
     settings = stage.get("settings")
     length = str(settings.get("length")) if isinstance(settings, dict) else ""
     return int(length) if re.fullmatch(r"[0-9]{1,9}", length) else 0

@@ -13,7 +13,7 @@ from albert_serve.errors import InvalidInputError, TextTooLongError
 from albert_serve.tasks.base import EncoderInput, Reduction
 from albert_serve.tokenizer import AlbertTokenizer, Encoding
 
-# [CLS] begins a sequence, and [SEP] ends each of its texts.
+# Numbers of special tokens: [CLS] begins a sequence, and [SEP] ends each of its texts.
 _SPECIAL: Final = 2
 _PAIR_SPECIAL: Final = 3
 
@@ -37,14 +37,14 @@ class FittedEncoding:
     def input_for_rows(
         self, task: str, rows: list[int] | None, reduction: Reduction = "none"
     ) -> EncoderInput:
-        """Return the input of a task that reads these rows; None for all."""
+        """Return the input of a task that reads these rows, or all rows if they are None."""
         ids, types = self.encoding.ids, self.encoding.types
         return EncoderInput(ids=ids, types=types, task=task, rows=rows, reduction=reduction)
 
 
 @dataclass(frozen=True, slots=True)
 class Truncator:
-    """Truncates or rejects texts with more tokens than the model has positions.
+    """An encoder that truncates or rejects texts with more tokens than the model has positions.
 
     Attributes:
         mode: "truncate" removes tokens; "error" raises a TextTooLongError.
@@ -55,7 +55,7 @@ class Truncator:
     mode: Truncation
 
     def encode(self, text: str) -> Encoding:
-        """Encode a text without special tokens; reject a long text before its encoding is made."""
+        """Encode a text without special tokens, or reject a long text early, which saves time."""
         if self.mode != "error":
             return self.tokenizer.encode_plain(text)
 
@@ -75,7 +75,7 @@ class Truncator:
         second: Encoding | None = None,
         direction: TruncationDirection = "right",
     ) -> FittedEncoding:
-        """Fit encodings without special tokens; a pair loses tokens of its longer text first.
+        """Truncate encodings and add special tokens. A pair loses tokens of its longer text first.
 
         Args:
             direction: end at which a single text is truncated.
@@ -116,7 +116,7 @@ def check_not_empty(name: str, text: str) -> None:
 
 @contextlib.contextmanager
 def prefix_errors(path: str) -> Iterator[None]:
-    """Prefix the error of a text with its path in the request."""
+    """Prefix an error about a text with the text's path in the request."""
     try:
         yield
     except (TextTooLongError, InvalidInputError) as error:

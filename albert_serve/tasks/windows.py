@@ -1,4 +1,4 @@
-"""Overlapping windows over a text of any length, and their logits merged to one document.
+"""Overlapping windows of a text of any length, whose logits are merged into one document.
 
 Each token's logits come from the window that gives it the most context on its shorter side, as in
 the original BERT and ALBERT code ("max context"). So no token counts twice, and the probabilities
@@ -23,7 +23,7 @@ class Windows:
     """The windows of a document.
 
     Attributes:
-        ranges: tokens of the text in each window, end excluded.
+        ranges: start and end (excluded) of each window, as indices of the text's tokens.
         num_before: number of rows of logits before the text's rows in each sequence.
     """
 
@@ -32,11 +32,11 @@ class Windows:
 
     @property
     def num_tokens(self) -> int:
-        """N, the number of tokens of the text."""
+        """The number of tokens in the text, N."""
         return self.ranges[-1][1]
 
     def window_per_token(self) -> NDArray[np.int64]:
-        """Return the index of the window that gives each token's logits; (N,)."""
+        """Return, for each token, the index of the window that gives its logits (N,)."""
         max_context = np.full(self.num_tokens, -1)
         windows = np.zeros(self.num_tokens, dtype=np.int64)
         for index, (start, end) in enumerate(self.ranges):
@@ -48,7 +48,7 @@ class Windows:
         return windows
 
     def stitch(self, logits: Sequence[Logits]) -> Logits:
-        """Return the logits of the N text tokens; (N, K).
+        """Return the logits of the text's tokens (N, K).
 
         Args:
             logits: logits (S, K) of each window, in order.
@@ -62,11 +62,11 @@ class Windows:
 
 
 def make_windows(num_tokens: int, window_size: int, overlap: int, num_before: int) -> Windows:
-    """Return the windows of a text; each shares `overlap` tokens with the next.
+    """Return the windows of a text, each of which shares `overlap` tokens with the next.
 
     Args:
-        num_tokens: N, at least 1.
-        window_size: maximum tokens of a window, more than `overlap`.
+        num_tokens: number of tokens in the text, at least 1.
+        window_size: maximum number of tokens in a window, which must exceed `overlap`.
         num_before: number of rows of logits before the text's rows in each sequence.
     """
     starts = range(0, max(1, num_tokens - overlap), window_size - overlap)

@@ -31,7 +31,7 @@ _CONTRADICTION: Final = "contradict"
 
 @dataclass(frozen=True, slots=True)
 class ZeroShot:
-    """Classifies texts by the labels of a request.
+    """The task that classifies texts by the labels of a request.
 
     Attributes:
         head: name of the classifier in the engine.
@@ -45,13 +45,13 @@ class ZeroShot:
 
     @classmethod
     def open(cls, tasks: Mapping[str, Task]) -> Self:
-        """Return the task of a model that has these other tasks."""
+        """Return the task for a model that has these other tasks."""
         classifier = tasks[CLASSIFICATION]
         assert isinstance(classifier, TextClassification)
         for name, entry in classifier.setup.heads.items():
             if (entailment := _column(entry, _ENTAILMENT)) is not None:
                 contradiction = _column(entry, _CONTRADICTION)
-                if contradiction is None:  # the pipeline's guess
+                if contradiction is None:  # `transformers` guesses so, too
                     contradiction = 0 if entailment else entry.num_outputs - 1
                 return cls(classifier, name, entailment, contradiction)
         raise NotFoundError(
@@ -64,7 +64,7 @@ class ZeroShot:
         check_not_empty("text", item)
         setup, labels = self.classifier.setup, parameters.candidate_labels
         truncator = Truncator(setup.tokenizer, setup.max_positions, parameters.truncation)
-        text = truncator.encode(item)  # once: it may be long, and the labels many
+        text = truncator.encode(item)  # once, because there may be many labels
         pairs = []
         for index, label in enumerate(labels):
             path = f"candidate_labels[{index}]"
@@ -92,6 +92,6 @@ class ZeroShot:
 
 
 def _column(entry: HeadEntry, prefix: str) -> int | None:
-    """Return the index of the first label with this prefix, ignoring case; None without a match."""
+    """Return the index of the first label with this prefix, in upper or lower case, or None."""
     names = enumerate(label_names(entry))
     return next((index for index, name in names if name.lower().startswith(prefix)), None)

@@ -1,1 +1,1 @@
-"""Everything that adapts to BentoML."""
+"""All code that depends on BentoML's internals."""

@@ -28,8 +28,8 @@ class _Described(bentoml.IODescriptor):  # type: ignore[misc]
     def model_json_schema(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the schema without references, and with `oneOf` instead of `anyOf`.
 
-        BentoML drops the definitions, and all of `anyOf` except its first schema. Its client would
-        ignore misspelt parameters, and fail if a list may be null.
+        BentoML drops the definitions, and all schemas of `anyOf` except the first. Its client would
+        then ignore misspelt parameters, and fail if a list may be null.
         """
         schema: dict[str, Any] = super().model_json_schema(*args, **kwargs)
         inlined: dict[str, Any] = _inline(schema, schema.pop("$defs", {}))

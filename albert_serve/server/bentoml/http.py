@@ -27,9 +27,9 @@ MAX_HEAD_BYTES: Final = 1 << 16
 MAX_HEADERS: Final = 256
 MAX_UNREAD_S: Final = 60.0
 MAX_UNREAD_BYTES: Final = 1 << 27
-# The limit of bytes around chunks, per byte of a body. A megabyte in 1-byte chunks takes seconds.
+# Maximum number of bytes around chunks per byte of a body: 1 MB in 1-byte chunks takes seconds.
 _FRAMING_FRACTION: Final = 1 / 16
-# The limit of bytes that are read and ignored of a body whose request was answered already.
+# Maximum number of a body's bytes that are read and ignored after the request was answered.
 _MAX_IGNORED_BYTES: Final = 1 << 20
 _TOO_LARGE: Final = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
@@ -40,7 +40,7 @@ def limit_connections() -> None:
 
 
 class _LimitExceededError(Exception):
-    """An error in a callback of the parser, which stops it."""
+    """An error that a callback raises to stop the parser."""
 
 
 class _Parser(httptools.HttpRequestParser):
@@ -53,7 +53,7 @@ class _Parser(httptools.HttpRequestParser):
     def __init__(self, protocol: LimitedHttpProtocol) -> None:
         super().__init__(protocol)
         self._protocol = protocol
-        with contextlib.suppress(AttributeError):  # httptools has it since 0.6.3
+        with contextlib.suppress(AttributeError):  # not in httptools before 0.6.3
             self.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def feed_data(self, data: bytes | bytearray | memoryview | array[int]) -> None:
@@ -67,7 +67,7 @@ class _Parser(httptools.HttpRequestParser):
                 if not self._protocol.ignores_upgrade():
                     raise
                 rest = rest[upgrade.args[0] :]
-            # This needs a new parser, because after `Connection: close` the old one stops reading.
+            # This needs a new parser: after `Connection: close`, the old parser stops reading.
             head = self._protocol.head_without_upgrade()
             parser = self._protocol.parser = _Parser(self._protocol)
             super(_Parser, parser).feed_data(head)
@@ -88,7 +88,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._num_headers = 0
         self._num_head_bytes = 0
-        # Bytes received since the request began, minus its body and the framing that it allows.
+        # Number of bytes since the request began, minus its body and the body's allowed framing.
         self._num_framing_bytes = 0.0
         self._num_ignored_bytes = 0
         self._exceeds_limit = False
@@ -112,7 +112,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._unread.forget(self.transport)
 
     def on_response_complete(self) -> None:
-        """End a request; small replies must also be read in time."""
+        """End a request, and limit the time to read its reply, even a small one."""
         self._unread.watch(self.transport)
         super().on_response_complete()
 
@@ -120,7 +120,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Parse received bytes, and end the connection if they exceed a limit."""
         self._num_framing_bytes += len(data)
         super().data_received(data)
-        # No callback shows the bytes that the parser keeps, such as an incomplete header.
+        # No callback reports the bytes that the parser keeps, such as an incomplete header.
         if self._num_framing_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._reject()
 
@@ -175,7 +175,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def ignores_upgrade(self) -> bool:
-        """Whether the current request offers an upgrade; CONNECT is not an offer."""
+        """Return whether the request only offers an upgrade, unlike CONNECT, which demands one."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def head_without_upgrade(self) -> bytes:
@@ -209,8 +209,8 @@ class _Starts:
 
     A request takes about ten iterations, and each iteration continues all started requests. If all
     requests started on arrival, clients that disconnect immediately could exhaust the event loop:
-    it would work on their requests before it detects the end of the connections. A request whose
-    client disconnects while it waits here never starts.
+    it would work on their requests before it noticed that the connections have ended. A request
+    whose client disconnects while it waits here never starts.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -247,7 +247,7 @@ class _UnreadReplies:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._timers: dict[asyncio.Transport, asyncio.TimerHandle] = {}  # the oldest is first
+        self._timers: dict[asyncio.Transport, asyncio.TimerHandle] = {}  # oldest first
 
     def watch(self, transport: asyncio.Transport) -> None:
         """End a connection if it still has an unread reply after `MAX_UNREAD_S`."""

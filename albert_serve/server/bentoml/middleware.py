@@ -1,4 +1,4 @@
-"""The order of all middleware, with some of BentoML's replaced or omitted."""
+"""The order of all middleware, some of which replaces BentoML's."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def order_middleware(
     Call this after BentoML has read its configuration and before the first request.
 
     Args:
-        bentomls: middleware that BentoML uses.
+        bentomls: BentoML's middleware.
         find: function that returns the limits and the task of a target, or None.
         is_main: whether our routes answer instead of BentoML's endpoints.
     """
     parts: list[Middleware] = []
     if settings.cors_origins:
-        # This is outside admission, so that pages can read its rejections.
+        # CORS is outside admission, so that web pages can read the rejections.
         parts.append(Middleware(CORSMiddleware, **cors_options(settings)))
-    # This precedes everything that takes time, because rejections must be cheap.
+    # Admission precedes everything that takes time, because rejections must be cheap.
     parts.append(Middleware(AdmissionControl, find=find))
     # BentoML measures and, if there is an exporter, traces all admitted requests.
     parts += _adapt(bentomls, is_main=is_main)
@@ -51,20 +51,20 @@ def order_middleware(
         # The parts inside get a request id, a log line and our error replies.
         parts.append(Middleware(ErrorReplies))
         if settings.allowed_hosts and "*" not in settings.allowed_hosts:
-            # This precedes the keys, so that a page with a forged name learns nothing about them.
+            # Hosts precede keys, so that a page with a forged name learns nothing about the keys.
             parts.append(Middleware(AllowedHosts, hosts=settings.allowed_hosts))
     if settings.has_keys:
-        # This precedes the routes, so that no body is read without a key.
+        # Keys are checked before the routes, so that no body is read without a key.
         hashes = read_keys(settings.api_keys, settings.api_keys_file)
         parts.append(Middleware(ApiKeyMiddleware, hashes=hashes, surfaces=settings.guard))
     return parts
 
 
 def _adapt(bentomls: Sequence[Middleware], *, is_main: bool) -> list[Middleware]:
-    """Return BentoML's middleware without unused parts, and with metrics of known paths only.
+    """Return BentoML's middleware without unused parts, and with metrics only for known paths.
 
     Our requests have a deadline, but BentoML's timeout keeps a timer and a task for a minute after
-    each reply. Its spans take time even without an exporter. Only its endpoints read the context.
+    each reply. Spans take time even without an exporter. Only BentoML's endpoints read the context.
     """
     unused: set[Any] = {TimeoutMiddleware}
     if BentoMLContainer.config.tracing.exporter_type.get() is None:
@@ -81,7 +81,7 @@ def _adapt(bentomls: Sequence[Middleware], *, is_main: bool) -> list[Middleware]
 
 
 class _MetricsOfKnownPaths:
-    """BentoML's HTTP metrics without a label for every path that a caller invents."""
+    """BentoML's HTTP metrics, with one label for all unknown paths."""
 
     def __init__(self, app: ASGIApp, **options: Any) -> None:
         self._metrics = RunnerTrafficMetricsMiddleware(self._pass_on, **options)

@@ -1,7 +1,7 @@
-"""The supervisor process, which starts and watches the workers. BentoML has no settings for it.
+"""The supervisor process, which starts and watches the workers. BentoML cannot configure it.
 
-The supervisor is circus' arbiter. Its class `Watcher` is patched in that process before it creates
-watchers. The versions are pinned, and tests of workers cover the patch.
+The supervisor is circus' arbiter. circus' class `Watcher` is patched in that process before any
+watcher exists. The versions are pinned, and tests of workers cover the patch.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _watch(watcher: Watcher, init: Any, metrics: Path, *args: Any, **options: An
     """
 
     def remove_gauges(*, process_pid: int, **_: Any) -> bool:
-        """Remove the gauges of a dead worker, which would always remain in the sum."""
+        """Remove a dead worker's gauges, which would otherwise remain in the sums."""
         mark_process_dead(process_pid, str(metrics))  # type: ignore[no-untyped-call]
         return True
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from albert_serve.tasks.base import Logits, finite
 from albert_serve.tokenizer import word_bounds
 
-# Scores are normalised over this number of spans, as in the n-best list of the original code.
+# Scores are normalised over this number of spans, as in BERT's original n-best list.
 NUM_BEST: Final = 20
-# Limits memory: 512 candidates for each of 100,000 tokens would take gigabytes.
+# Spans in memory at a time: 512 for each of 100,000 tokens would take gigabytes.
 _MAX_CANDIDATES: Final = 1 << 20
 
 
@@ -27,8 +27,8 @@ class Span:
     """A range of characters, end excluded.
 
     Attributes:
-        logit: start logit + end logit. If several spans of tokens have these characters, the
-            logarithm of the sum of the exponentials of their logits.
+        logit: start logit + end logit. If several spans of tokens have these characters, this is
+            the log-sum-exp of their logits.
     """
 
     start: int
@@ -41,8 +41,8 @@ class Spans:
     """The spans of a document.
 
     Attributes:
-        best: non-empty spans with different ranges, most probable first; at least `NUM_BEST`, if
-            the document has as many.
+        best: non-empty spans with different ranges, most probable first. There are at least
+            `NUM_BEST`, if the document has as many.
         no_answer: start logit + end logit of "no answer".
     """
 
@@ -51,7 +51,7 @@ class Spans:
 
     @property
     def null_score(self) -> float:
-        """Logit of "no answer" minus the best span's logit; infinite without a span."""
+        """The logit of "no answer" minus the best span's, or infinity if there is no span."""
         return self.no_answer - self.best[0].logit if self.best else math.inf
 
     def scores(self, threshold: float) -> tuple[list[float], float]:
@@ -75,9 +75,9 @@ def find_spans(
     """Find the spans of at most `max_answer_len` tokens with the highest start + end logits.
 
     Args:
-        logits: (1 + N, 2), "no answer" first; start and end.
-        offsets: character range of each of the N tokens.
-        max_answer_len: maximum tokens of a span.
+        logits: start and end logits (1 + N, 2), those of "no answer" first.
+        offsets: character range of each token.
+        max_answer_len: maximum number of tokens in a span.
         top_k: number of spans to return, if more than `NUM_BEST`.
     """
     wide = finite(logits)
@@ -99,7 +99,7 @@ def find_spans(
             np.concatenate([ranges, span_ranges]), np.concatenate([sums, weights])
         )
         if firsts.stop < len(bounds):
-            # The next candidates may add to the sums of ranges after the complete ranges.
+            # Later spans start at or after the next token, so the sums before it are complete.
             complete = int(np.searchsorted(ranges, bounds[firsts.stop, 0] * width))
             ranges, sums = _drop_worst(ranges, sums, complete, top_k)
     order = np.argsort(-sums, kind="stable")[:top_k]
@@ -117,10 +117,10 @@ class _Tokens:
     """The tokens of a document.
 
     Attributes:
-        starts: (N,), logits of an answer's start.
-        ends: (N,), logits of an answer's end.
-        bounds: (N, 2), character range of each token.
-        max_answer_len: maximum tokens of a span.
+        starts: logit of an answer's start at each token (N,).
+        ends: logit of an answer's end at each token (N,).
+        bounds: character range of each token (N, 2).
+        max_answer_len: maximum number of tokens in a span.
     """
 
     starts: NDArray[np.float64]
@@ -129,7 +129,7 @@ class _Tokens:
     max_answer_len: int
 
     def highest_logit(self) -> float:
-        """Return the highest start + end logit of a span; -inf without a span."""
+        """Return the highest start + end logit of a span, or -inf if there is no span."""
         pairs = self._pairs(slice(0, len(self.bounds)))
         return max(
             (
@@ -142,11 +142,11 @@ class _Tokens:
     def candidates(
         self, firsts: slice, width: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the range of each span, as one number, and its logit; (C,) and (C,).
+        """Return each span's range, as one number (C,), and its logit (C,).
 
         Args:
             firsts: first tokens of the spans.
-            width: factor of a range's start.
+            width: factor of a range's start in its number.
         """
         ranges, logits = [], []
         for first, last, is_span in self._pairs(firsts):
@@ -155,7 +155,7 @@ class _Tokens:
         return np.concatenate(ranges), np.concatenate(logits)
 
     def _pairs(self, firsts: slice) -> Iterator[tuple[slice, slice, NDArray[np.bool_]]]:
-        """Yield, for each length, the first tokens, the last tokens, and whether both are a span.
+        """Yield, for each length, the first tokens, the last tokens, and whether these form spans.
 
         A span is not empty, and does not begin or end with a token of white space.
         """
@@ -181,7 +181,7 @@ def _sum_by_range(
 def _drop_worst(
     ranges: NDArray[np.int64], sums: NDArray[np.float64], num_complete: int, top_k: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the best complete ranges and all incomplete ranges, in order."""
+    """Return the best complete ranges and all incomplete ranges, in order, with their sums."""
     best = np.sort(np.argsort(-sums[:num_complete], kind="stable")[:top_k])
     remaining = np.concatenate([best, np.arange(num_complete, len(sums))])
     return ranges[remaining], sums[remaining]
@@ -191,7 +191,7 @@ def align(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]
     """Return the offsets extended to whole words.
 
     A word is a run of letters, marks and digits, so punctuation stays outside an answer. In scripts
-    without spaces between words, it is a letter with its marks, so answers keep their tokens.
+    without spaces between words, a word is one letter with its marks, so answers are not extended.
     """
     first, last = word_bounds(text)
     return [
@@ -200,7 +200,7 @@ def align(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]
 
 
 def strip(offsets: Sequence[tuple[int, int]], text: str) -> list[tuple[int, int]]:
-    """Return the offsets without white space at either end; empty if there is nothing else."""
+    """Return the offsets without white space at either end; ranges of white space become empty."""
     return [_strip(start, end, text) for start, end in offsets]
 
 

@@ -1,7 +1,7 @@
 """Extractive question answering: the part of a context that answers a question.
 
 A context of any length is read in overlapping windows, `[CLS] question [SEP] window [SEP]`. Their
-logits are merged to one document before normalisation (`tasks/windows.py`). So scores are
+logits are merged into one document before normalisation (`tasks/windows.py`). So scores are
 comparable across a long context and never exceed 1 (`spans.py`).
 """
 
@@ -32,13 +32,13 @@ _NUM_SPECIAL: Final = 3
 # Windows read a token at most this often, on average. This limits the work of a request.
 _MAX_READINGS: Final = 16
 _MAX_READ_TOKENS: Final = 1 << 20
-# Limits context tokens times answer tokens; this many take a few seconds.
+# Maximum product of context and answer tokens. This many spans take a few seconds.
 _MAX_SPANS: Final = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedQuestion:
-    """A question ready for the engine, which finds its answers from the logits.
+    """An encoded question, which finds its answers from the engine's logits.
 
     Attributes:
         inputs: encoder input of each window.
@@ -74,7 +74,7 @@ class PreparedQuestion:
         )
 
     def finish(self, logits: Sequence[Logits]) -> QuestionAnsweringAnswer:
-        """Return the answers, best first; a list if `top_k` is more than 1.
+        """Return the best answer, or a list of answers, best first, if `top_k` is more than 1.
 
         Args:
             logits: start and end logits (S, 2) of each window, in order.
@@ -99,11 +99,11 @@ class PreparedQuestion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionAnswering:
-    """Finds answers in contexts of any length.
+    """The task that finds answers in contexts of any length.
 
     Attributes:
-        null_score_diff_threshold: default of the parameter. If a model has a threshold, "no answer"
-            is a possible answer by default.
+        null_score_diff_threshold: default of the parameter with this name. If a model has a
+            threshold, "no answer" is a possible answer by default.
     """
 
     tokenizer: AlbertTokenizer
@@ -122,10 +122,10 @@ class QuestionAnswering:
     def prepare(
         self, item: QuestionContext, parameters: QuestionAnsweringParameters
     ) -> Prepared[QuestionAnsweringAnswer]:
-        """Encode one question with its context; one input per window.
+        """Encode one question with its context, as one input per window.
 
-        A question is truncated only if the caller allows it: to `max_question_len`, or with
-        `truncation` to half of the sequence.
+        A question is truncated only if the caller allows it: to `max_question_len` if this is set,
+        or to half of the sequence if `truncation` is set.
         """
         question = self.prepare_question(item, parameters)
         return Prepared(
@@ -196,10 +196,10 @@ class QuestionAnswering:
 
 
 def merge_windows(windows: Windows, logits: Sequence[Logits]) -> Logits:
-    """Return the logits of "no answer" and of the N context tokens; (1 + N, 2).
+    """Return the logits of "no answer" and of the context tokens (1 + N, 2).
 
-    "No answer" has the lowest logits at [CLS] of all windows, because an answer in one window is an
-    answer in the document.
+    The logits of "no answer" are the lowest at [CLS] of all windows, because an answer in one
+    window is an answer in the document.
     """
     no_answer = min((window[0] for window in logits), key=lambda row: float(row.sum()))
     return np.concatenate([no_answer[None], windows.stitch(logits)])
@@ -208,7 +208,7 @@ def merge_windows(windows: Windows, logits: Sequence[Logits]) -> Logits:
 def _max_question_len(
     num_question: int, parameters: QuestionAnsweringParameters, max_seq_len: int
 ) -> int:
-    """Return the number of tokens to read of a question: all, unless it may be truncated."""
+    """Return how many tokens of a question are read: all, unless it may be truncated."""
     if parameters.max_question_len is not None:
         return min(num_question, parameters.max_question_len)
     if parameters.truncation == "truncate":
@@ -219,7 +219,7 @@ def _max_question_len(
 def _overlap(parameters: QuestionAnsweringParameters, max_seq_len: int, window_size: int) -> int:
     value = parameters.doc_stride
     if value is None:
-        # A long question must not multiply the windows.
+        # A long question leaves small windows, which must still advance by half their size.
         return min(_DEFAULT_DOC_STRIDE, max_seq_len // 2, window_size // 2)
     if value >= window_size:
         raise InvalidInputError(
@@ -250,7 +250,7 @@ def _check_spans(num_tokens: int, max_answer_len: int) -> None:
 
 
 def _answer_bytes(parameters: QuestionAnsweringParameters, context: Encoding) -> int:
-    """Return the memory of the answers, which are parts of the context."""
+    """Return the approximate memory of the answers, which are parts of the context."""
     last = min(parameters.max_answer_len, len(context)) - 1
     max_chars = max(
         end - start

@@ -1,4 +1,4 @@
-"""Words of tokens, entities of tags, and the aggregation of tokens' scores to entities.
+"""Words from tokens, entities from tags, and the aggregation of token scores for entities.
 
 Shape legend: N tokens of the text, K labels.
 """
@@ -29,7 +29,7 @@ _ABBREVIATION: Final = re.compile(
 
 
 class Span(NamedTuple):
-    """An entity in a sequence of tags: its label, its first tag and its last."""
+    """A run of tags with one label: the label, and the indices of the first and last tag."""
 
     label: str
     first: int
@@ -37,7 +37,7 @@ class Span(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A token, or a word, with its label."""
+    """A token, word or entity: its label, its score, and its range of characters."""
 
     label: str
     score: float
@@ -52,7 +52,7 @@ def split_tag(tag: str) -> tuple[str, str]:
 
 
 def find_spans(tags: Sequence[str]) -> Iterator[Span]:
-    """Yield the runs of tags of one label, including "O", in BIO, BIOES, BILOU, BMES or IO.
+    """Yield the runs of BIO, IO, BIOES, BILOU or BMES tags with one label, including "O".
 
     As in seqeval and `transformers`' pipeline, a tag begins a new run if its prefix says so, if the
     previous tag ends its run, or if the label changes. The pipeline reads only B and I.
@@ -73,7 +73,7 @@ def find_words(text: str, offsets: Sequence[tuple[int, int]]) -> list[range]:
 
     White space separates words. Punctuation at the ends of a word is not part of it, except the
     full stop of an abbreviation. In scripts without spaces, a token is a word. A token with the
-    same start as the previous token belongs to its word.
+    same start as the previous token belongs to the previous token's word.
     """
     firsts = _word_starts(text)
     begins = [
@@ -85,7 +85,7 @@ def find_words(text: str, offsets: Sequence[tuple[int, int]]) -> list[range]:
 
 
 def _word_starts(text: str) -> list[int]:
-    """Return the start of each character's word; outside words, the character's own index."""
+    """Return the start of each character's word, or the character's index outside words."""
     starts, _ = word_bounds(text)
     for chunk in re.finditer(r"\S+", text):
         positions = [n for n in range(*chunk.span()) if unicodedata.category(text[n])[0] in "LMN"]
@@ -106,10 +106,10 @@ def aggregate(
     words: Sequence[range],
     strategy: AggregationStrategy,
 ) -> list[Unit]:
-    """Return each word's label and score; with "none" and "simple", each token's.
+    """Return a unit for each word or, with the strategies "none" and "simple", for each token.
 
-    The label of a word is the label of its first token, the label with the best mean score, or the
-    label of the token with the highest score.
+    A word has the label of its first token ("first"), the label with the best mean score
+    ("average"), or the label of the token with the highest score ("max").
     """
     if strategy in ("none", "simple"):
         words = [range(number, number + 1) for number in range(len(offsets))]
@@ -131,7 +131,7 @@ def _score(scores_TK: NDArray[np.float64], strategy: AggregationStrategy) -> NDA
 
 
 def join(units: Sequence[Unit]) -> Iterator[Unit]:
-    """Yield the entities of words or tokens, with their mean scores."""
+    """Yield the entities that words or tokens form, with their mean scores."""
     for span in find_spans([unit.label for unit in units]):
         parts = units[span.first : span.last + 1]
         score = float(np.mean([unit.score for unit in parts]))

@@ -33,7 +33,7 @@ _DEFAULT_STRIDE: Final = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowedText:
-    """A text ready for the engine.
+    """A text that is encoded in windows.
 
     Attributes:
         inputs: encoder input of each window; the head reads the rows of the text's tokens.
@@ -51,20 +51,20 @@ class WindowedText:
         return find_words(self.text, self.encoding.offsets)
 
     def scores(self, logits: Sequence[Logits]) -> NDArray[np.float64]:
-        """Return the probabilities (N, K) of the labels of each token."""
+        """Return the label probabilities of each token (N, K)."""
         return softmax(self.windows.stitch(logits))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenClassification:
-    """Finds entities in texts of any length."""
+    """The task that finds entities in texts of any length."""
 
     setup: TaskSetup
 
     def prepare(
         self, item: str, parameters: TokenClassificationParameters
     ) -> Prepared[TokenClassificationAnswer]:
-        """Encode one text; one input per window."""
+        """Encode one text, as one input per window."""
         windowed = self.split(item, parameters.stride)
         return Prepared(
             inputs=windowed.inputs,
