@@ -188,8 +188,6 @@ def test_in_fp32_all_labelled_data_has_the_metrics_of_evaluate(
     f1 = compared.quality["question-answering"].torch
     assert f1 == pytest.approx(figures["question_answering_f1"])
     assert f1 > 0
-    silent = read_labelled_data(config, with_threshold(source, -1e4))["question-answering"]
-    assert silent.measure(TorchEngine(model)).percent == 0
 
 
 def test_each_wrong_answer_costs_its_share(
