@@ -1,12 +1,12 @@
-"""Embeddings of models: similarity of sentences, and retrieval.
+"""Quality of embeddings: sentence similarity, and retrieval.
 
-Embeds texts with bundles (by the engine of the service) and with models of sentence-transformers,
-normalised to length 1. Prints a table:
+Embeds texts with bundles, which the service's engine runs, and with sentence-transformers models.
+All embeddings are normalised to length 1. Prints a table:
 
-- STS-B, SICK: Spearman's correlation of cosine similarities with the scores, times 100.
-- SQuAD: percentage of questions whose own paragraph is the nearest of all paragraphs.
+- STS-B, SICK: Spearman correlation between cosine similarities and annotated scores, times 100.
+- SQuAD: percentage of questions that are nearer to their own paragraph than to any other.
 
-The last row is TF-IDF of words, fitted on the pairs or the paragraphs.
+The last row is word-level TF-IDF, fitted on the pairs or on the paragraphs.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ examples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Data:
-    """The texts of the table. A data set without a file is empty.
+    """The texts to embed. A data set is empty if no file was given for it.
 
     Attributes:
-        similarity: pairs with scores, by the name of the set.
+        similarity: scored sentence pairs by data set name.
         retrieval: questions with their paragraphs.
     """
 
@@ -66,7 +66,7 @@ class _Data:
     retrieval: Sequence[SimilarTexts] = ()
 
     def headings(self) -> Iterator[str]:
-        """Yield the headings of the columns."""
+        """Yield the column headings."""
         yield ""
         yield from (f"{name}, {len(pairs):,}" for name, pairs in self.similarity.items())
         if self.retrieval:
@@ -74,10 +74,10 @@ class _Data:
 
 
 def _cells(open_for: Callable[[Sequence[str]], Embed], data: _Data) -> Iterator[str]:
-    """Yield the correlations and the recall.
+    """Yield the cells of a model's row: the correlations and the recall.
 
     Args:
-        open_for: function that returns the embedder; TF-IDF is fitted on its argument.
+        open_for: function that returns the embedder for its argument, the texts that TF-IDF is fitted to.
     """
     for pairs in data.similarity.values():
         embed = open_for([text for pair in pairs for text in pair.texts])
@@ -88,14 +88,14 @@ def _cells(open_for: Callable[[Sequence[str]], Embed], data: _Data) -> Iterator[
 
 
 def open_model(folder: Path, num_threads: int) -> Embed:
-    """Open a bundle; texts that are too long are truncated."""
+    """Return the embedder of a bundle, which truncates texts that are too long."""
     bundle = Bundle.open(folder)
     engine = Engine.open(bundle, RuntimeOptions(device="cpu", num_threads=num_threads))
     return Embedder(runner=engine, setup=load_setups(bundle)[FEATURE_EXTRACTION])
 
 
 def open_peer(folder: Path) -> Embed:
-    """Open a model of sentence-transformers, as its `modules.json` defines it.
+    """Return the embedder of a sentence-transformers model, as its `modules.json` defines it.
 
     Raises:
         BenchmarkError: the folder has no `modules.json`.
@@ -111,7 +111,7 @@ def open_peer(folder: Path) -> Embed:
 
 
 def _same(embed: Embed, _: Sequence[str]) -> Embed:
-    """Return the embeddings of a model, which is not fitted on the texts."""
+    """Return the embedder itself, because a trained model is not fitted on the texts."""
     return embed
 
 
@@ -154,7 +154,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit status."""
+    """Run the command line, and return its exit status."""
     options = _parser().parse_args(arguments)
     return report_errors(lambda: _run(options))
 

@@ -1,9 +1,9 @@
 """Speed of inference with this package, compared with other runtimes.
 
-Runs one ALBERT with `transformers`, ONNX Runtime, OpenVINO and this package's engine. Each has its
-own process and the same number of threads, and they take turns on the same texts: calls of fixed
-shapes, and a stream of texts with tokenisation. On a GPU, the precision is fp16. Prints medians
-over rounds, ratios within rounds, memory, load times, and the largest difference from the
+Runs one ALBERT with `transformers`, ONNX Runtime, OpenVINO and this package's engine. Each runtime
+has its own process and the same number of threads. The processes take turns on the same inputs:
+batches of fixed shapes, and a stream of texts to tokenise. On a GPU, the precision is fp16. Prints
+medians over rounds, ratios within rounds, memory, load times, and the largest difference from the
 probabilities of `transformers` in fp32. Writes `tables.md` and `results.json` into the output
 folder.
 """
@@ -56,7 +56,7 @@ note; to include all, run: pip install openvino nncf onnxscript
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit status."""
+    """Run the command line, and return its exit status."""
     options = _parser().parse_args(arguments)
     if options.contestants is None:
         device = options.device.type
@@ -135,7 +135,7 @@ def _take_turns(
         for job in jobs:
             bar.set_postfix_str(f"{job.contestant.name} starts")
             started.append(_open(job, options.output, stack))
-        # The first round warms caches and compiles kernels for new lengths.
+        # The first round does not count: it warms caches and compiles kernels for new lengths.
         for number in range(options.rounds + 1):
             for case in cases:
                 bar.set_postfix_str(f"round {number}, {case}")

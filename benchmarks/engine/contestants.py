@@ -11,13 +11,13 @@ from benchmarks.harness.process import BenchmarkError
 
 CaseKind = Literal["shapes", "texts"]
 KINDS: Final[tuple[CaseKind, ...]] = ("shapes", "texts")
-# The case of one pass over the stream of texts. All other cases are shapes such as "4x128".
+# Name of the case of one pass over the stream of texts. Other cases are shapes, such as "4x128".
 TEXTS: Final = "texts"
 BASELINE: Final = "transformers-fp32"
 DeviceName = Literal["cpu", "cuda"]
 _CUDA: Final[tuple[DeviceName, ...]] = ("cuda",)
 _CUDA_BATCH: Final = 32
-# The compiler prepacks the weights.
+# A frozen model lets torch's compiler prepack the weights.
 _FREEZES: Final = {"TORCHINDUCTOR_FREEZING": "1"}
 
 
@@ -29,8 +29,8 @@ class Contestant:
         module: module of `benchmarks.engine` whose `open_player` opens the model.
         model_format: format of the model's files, a key of `models.CONVERTERS`.
         kinds: kinds of cases in which it takes part.
-        batch_size: texts per batch of the stream; 0: the contestant forms the batches.
-        settings: options of its module.
+        batch_size: number of texts per batch of the stream, or 0 if the contestant forms batches.
+        settings: options that its module reads.
         devices: devices on which it takes part by default.
     """
 
@@ -43,13 +43,13 @@ class Contestant:
     devices: tuple[DeviceName, ...] = ("cpu",)
 
     def on(self, device: DeviceName) -> Contestant:
-        """Return the contestant with the batch size of a device."""
+        """Return the contestant with the batch size for a device."""
         is_batched = device == "cuda" and self.batch_size > 0
         return replace(self, batch_size=_CUDA_BATCH) if is_batched else self
 
 
 def _openvino(precision: str, hint: str, kinds: tuple[CaseKind, ...] = KINDS) -> Contestant:
-    """Return OpenVINO's contestant. For int8, the graph defines the precision."""
+    """Return an OpenVINO contestant. In int8, the graph itself defines the precision."""
     is_int8 = precision == "int8"
     hint_precision = {"fp32": "f32", "bf16": "bf16", "int8": ""}[precision]
     return Contestant(
@@ -73,7 +73,7 @@ def _ours(precision: str, devices: tuple[DeviceName, ...] = ("cpu",)) -> Contest
 
 
 def _half(name: str, kinds: tuple[CaseKind, ...] = KINDS, **settings: str) -> Contestant:
-    """Return `transformers` in fp16 on a GPU."""
+    """Return a contestant that runs `transformers` in fp16 on a GPU."""
     return Contestant(
         name=f"transformers fp16{name}",
         module="hf",
@@ -84,8 +84,8 @@ def _half(name: str, kinds: tuple[CaseKind, ...] = KINDS, **settings: str) -> Co
     )
 
 
-# The first contestant is the reference of answers and the baseline of ratios. The settings were the
-# fastest that we tried on the machine of docs/measurements.md. A batch has texts of similar length.
+# Answers and speeds are compared with the first contestant's. The settings were the fastest that we
+# tried on the machine in docs/measurements.md. The texts in a batch have similar lengths.
 CONTESTANTS: Final[dict[str, Contestant]] = {
     "transformers-fp32": Contestant(
         name="transformers fp32", module="hf", model_format="checkpoint", devices=("cpu", "cuda")
@@ -98,7 +98,7 @@ CONTESTANTS: Final[dict[str, Contestant]] = {
         settings={"dtype": "bf16", "compile": "dynamic"},
     ),
     "transformers-fp16": _half(""),
-    # One CUDA graph per shape; a stream has too many lengths for that.
+    # Static compilation makes one CUDA graph per shape. A stream has too many lengths for that.
     "transformers-fp16-compiled": _half(", compiled", ("shapes",), compile="static"),
     "transformers-fp16-dynamic": _half(", compiled for any shape", ("texts",), compile="dynamic"),
     "pipeline-1": Contestant(
@@ -146,10 +146,10 @@ class ModelJob:
     Attributes:
         model: folder of the model in the contestant's format.
         tokenizer: the `tokenizer.json` of all contestants.
-        texts: the stream, in random order.
-        pool: ids of real text for the fixed shapes.
-        max_tokens: maximum tokens of a sequence, including special tokens.
-        shape_s: minimum duration of a turn of calls of one shape, in seconds.
+        texts: texts of the stream, in random order.
+        pool: token ids of real text, which fill the batches of fixed shapes.
+        max_tokens: maximum number of tokens in a sequence, including special tokens.
+        shape_s: minimum duration of a turn for one shape, in seconds.
     """
 
     contestant: Contestant
@@ -164,7 +164,7 @@ class ModelJob:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment of the process, with the same number of threads for each library."""
+        """Environment variables of the process, which set every library's number of threads."""
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
         threads = dict.fromkeys(names, str(self.num_threads))
         quiet = {"TOKENIZERS_PARALLELISM": "true", "TRANSFORMERS_VERBOSITY": "error"}
@@ -176,7 +176,7 @@ class EngineTurn:
     """The measurement of one turn.
 
     Attributes:
-        seconds: duration of one call (median) or of one pass over the stream.
+        seconds: median duration of a call, or duration of one pass over the stream.
         num_items: number of texts or rows.
         outputs: probabilities of each item, in order.
         rss_bytes: resident memory of the process after the turn.
@@ -189,5 +189,5 @@ class EngineTurn:
 
     @property
     def items_per_s(self) -> float:
-        """Items per second."""
+        """Number of items per second."""
         return self.num_items / self.seconds

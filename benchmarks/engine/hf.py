@@ -1,4 +1,4 @@
-"""`transformers`: eager or compiled, in fp32, bf16 or fp16, or its pipeline."""
+"""Contestants with `transformers`: eager, compiled, or a pipeline; in fp32, bf16 or fp16."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.engine.contestants import ModelJob
 from benchmarks.engine.player import Batch, Floats, PaddedClassifier, Player
 from training.system.precision import DTYPES
 
-# Compiled once for all shapes, or once per shape (on a GPU as a CUDA graph).
+# Options to compile once for all shapes, or once per shape (on a GPU as a CUDA graph).
 _COMPILED: Final[dict[str, dict[str, Any]]] = {
     "dynamic": {"dynamic": True},
     "static": {"mode": "reduce-overhead", "dynamic": False},
@@ -22,13 +22,13 @@ _COMPILED: Final[dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _PipelineClassifier:
-    """Classifies texts with a pipeline, in their original order."""
+    """A classifier that passes texts to a pipeline in their original order."""
 
     pipeline: Any
     max_tokens: int
 
     def logits(self, batch: Batch) -> Floats:
-        """Pipelines accept only texts."""
+        """Raise NotImplementedError, because pipelines accept only texts."""
         raise NotImplementedError
 
     def process(self, texts: Sequence[str], batch_size: int) -> list[list[float]]:

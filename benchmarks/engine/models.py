@@ -23,7 +23,7 @@ class ConversionPlan:
         model_format: format to write, a key of `CONVERTERS`.
         checkpoint: folder of the checkpoint.
         target: folder to write.
-        max_tokens: maximum tokens of a text.
+        max_tokens: maximum number of tokens in a text.
         calibration: texts for formats whose quantiser needs examples.
     """
 
@@ -35,14 +35,14 @@ class ConversionPlan:
 
 
 def convert(plan: ConversionPlan) -> int:
-    """Convert in a temporary process; return the bytes on disk, without the tokenizer."""
+    """Convert in a temporary process; return the size in bytes, without the tokenizer."""
     shutil.rmtree(plan.target, ignore_errors=True)
     run_in_process(CONVERTERS[plan.model_format], plan)
     return size_on_disk(plan.target)
 
 
 def size_on_disk(folder: Path) -> int:
-    """Return the bytes of a model's files, without the tokenizer."""
+    """Return the size of a model's files in bytes, without the tokenizer."""
     files = [file for file in folder.iterdir() if file.is_file()]
     return sum(file.stat().st_size for file in files if not file.name.startswith("tokenizer"))
 

@@ -1,4 +1,4 @@
-"""OpenVINO."""
+"""The OpenVINO contestants."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def _one_by_one(compiled: Any) -> RunBatches:
     request = compiled.create_infer_request()
 
     def run(batches: Sequence[Batch]) -> list[Floats]:
-        # The next batch overwrites the request's memory.
+        # Each output is copied, because the next batch overwrites the request's memory.
         return [request.infer(batch)[0].copy() for batch in batches]
 
     return run
 
 
 def _concurrently(compiled: Any) -> RunBatches:
-    queue = openvino.AsyncInferQueue(compiled, 0)  # 0: the number of requests that the hint selects
+    queue = openvino.AsyncInferQueue(compiled, 0)  # 0: as many requests as the hint selects
 
     def run(batches: Sequence[Batch]) -> list[Floats]:
         logits: list[Floats] = [np.empty((0, 0), np.float32)] * len(batches)

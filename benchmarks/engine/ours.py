@@ -1,4 +1,4 @@
-"""This package: its task and its engine over a bundle.
+"""The contestants of this package: a task and an engine over a bundle.
 
 Shape legend: B sequences, K labels.
 """
@@ -22,7 +22,7 @@ from benchmarks.engine.player import Batch, Floats, Player
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _OurClassifier:
-    """Classifies texts as the service does; the engine forms the batches."""
+    """A classifier that works like the service: the engine forms the batches."""
 
     engine: Engine
     task: Task

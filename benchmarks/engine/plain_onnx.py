@@ -1,4 +1,4 @@
-"""ONNX Runtime on the graph that `torch.onnx.export` makes."""
+"""The contestant that runs the graph of `torch.onnx.export` in ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from benchmarks.engine.contestants import TEXTS, EngineTurn, ModelJob, parse_shape
 
 Floats: TypeAlias = NDArray[np.float32]
-# The arrays (B, S) of a padded batch under the names of `transformers`.
+# Arrays (B, S) of a padded batch, by their argument names in `transformers`.
 Batch: TypeAlias = dict[str, NDArray[np.int64]]
 Encode: TypeAlias = Callable[[list[str]], list[list[int]]]
 RunBatches: TypeAlias = Callable[[Sequence[Batch]], list[Floats]]
@@ -39,13 +39,13 @@ class Player(Protocol):
         ...
 
     def logits(self, batch: Batch) -> Floats:
-        """Return the logits (B, K) of a batch of ids; only called for shapes."""
+        """Return the logits (B, K) of a batch. Only cases of fixed shapes call this method."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaddedClassifier:
-    """Classifies texts in padded batches of similar length, longest first.
+    """A classifier that pads batches of texts of similar length, longest first.
 
     Attributes:
         run: function that returns the logits (B, K) of each batch.
@@ -72,7 +72,7 @@ class PaddedClassifier:
 
 
 def pad(sequences: Sequence[Sequence[int]]) -> Batch:
-    """Return a batch of sequences of one segment, padded on the right."""
+    """Return a batch of single-segment sequences, padded on the right."""
     shape = (len(sequences), max(len(ids) for ids in sequences))
     ids_BS, mask_BS = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for row, ids in enumerate(sequences):
@@ -91,7 +91,7 @@ def _probabilities(logits_BK: Floats) -> list[list[float]]:
 
 
 def plain_encoder(tokenizer_file: Path, max_tokens: int) -> Encode:
-    """Return an encoder by the `tokenizers` library that truncates to `max_tokens`."""
+    """Return an encoder of the `tokenizers` library, which truncates to `max_tokens`."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     tokenizer.enable_truncation(max_length=max_tokens)
     tokenizer.no_padding()
@@ -119,7 +119,7 @@ def _stream_turn(player: Player, job: ModelJob) -> EngineTurn:
 
 
 def _shape_turn(player: Player, job: ModelJob, case: str) -> EngineTurn:
-    """Measure the median of repeated calls on rows from the pool."""
+    """Measure the median duration of repeated calls on rows from the pool."""
     num_rows, length = parse_shape(case)
     tokens = np.resize(job.pool, num_rows * length).reshape(num_rows, length)
     tokens[:, 0], tokens[:, -1] = _CLS_ID, _SEP_ID

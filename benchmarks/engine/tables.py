@@ -13,7 +13,7 @@ from benchmarks.engine.contestants import BASELINE, CONTESTANTS, TEXTS, Contesta
 from benchmarks.harness.page import bullets, table
 
 _MEGA: Final = 1e6
-# Each is compared with all contestants.
+# Each of these contestants is compared with all contestants.
 _COMPARED: Final = tuple(
     CONTESTANTS[key].name for key in (BASELINE, "ours-fp32", "ours-int8", "ours-fp16")
 )
@@ -24,9 +24,9 @@ class EngineResult:
     """The measurements of a contestant.
 
     Attributes:
-        turns: turns of each round by case; empty if the contestant failed.
-        load_s: seconds to open the model from its files, without imports.
-        failure: error message of a contestant that failed.
+        turns: turns of each round by case, or empty if the contestant failed.
+        load_s: seconds to open the model from its files, without the time of imports.
+        failure: error message if the contestant failed.
     """
 
     contestant: Contestant
@@ -36,13 +36,13 @@ class EngineResult:
 
     @property
     def title(self) -> str:
-        """The name in a table."""
+        """The contestant's name in a table, in bold if it is ours."""
         name = self.contestant.name
         return f"**{name}**" if name.startswith("ours") else name
 
 
 def speed_ratio(turns: Sequence[EngineTurn], baseline: Sequence[EngineTurn]) -> float:
-    """Return how many times faster `turns` are: the median of the rounds' ratios.
+    """Return how many times faster than the baseline `turns` are, as the median over rounds.
 
     Other load on the machine varies less within a round than between rounds.
     """
@@ -56,9 +56,9 @@ class EngineReport:
 
     Attributes:
         machine: lines about hardware, versions and the model.
-        cases: shapes and the stream, in order.
-        lengths: tokens of each text of the stream, including special tokens.
-        disk: bytes of the model in each format.
+        cases: names of the measured cases (shapes and the stream), in order.
+        lengths: number of tokens in each text of the stream, including special tokens.
+        disk: size of the model in each format, in bytes.
         notes: remarks, such as skipped contestants with the reason.
     """
 
@@ -75,7 +75,7 @@ class EngineReport:
 
 
 def markdown(report: EngineReport) -> str:
-    """Return all tables, the description of the machine, and the notes."""
+    """Return all tables, the description of the machine, and the notes, as Markdown."""
     sections = [bullets(report.machine)]
     shapes = [case for case in report.cases if case != TEXTS]
     if shapes:

@@ -1,4 +1,4 @@
-"""A checkpoint with random weights, which are as fast as trained weights."""
+"""A checkpoint with random weights, which run as fast as trained weights."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def make_checkpoint(
 ) -> Path:
     """Write a Hugging Face directory with heads for these tasks and a tokenizer.
 
-    Weights have a standard deviation of H^-0.5, which preserves the size of activations. So the
-    answers depend on the text; with the usual 0.02 they hardly do.
+    The weights have a standard deviation of H^-0.5, which preserves the size of activations. So the
+    answers depend on the text. With the usual 0.02, they would hardly depend on it.
 
     Args:
-        tokenizer: folder of the tokenizer; None: the default model's tokenizer.
+        tokenizer: folder of the tokenizer, or None for the default model's tokenizer.
 
     Returns:
         The folder.

@@ -24,13 +24,13 @@ _REPORTED_FLAGS: Final = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table with the first column aligned left and the others right."""
+    """Return a Markdown table with the first column aligned left and the others right."""
     rule = ["---", *["---:"] * (len(headings) - 1)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [headings, rule, *rows])
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """Return a list."""
+    """Return a Markdown list."""
     return "\n".join(f"- {line}" for line in lines)
 
 

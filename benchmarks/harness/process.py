@@ -20,7 +20,7 @@ from training.errors import TrainingError
 REPOSITORY: Final = Path(__file__).parents[2]
 _SPAWN: Final = multiprocessing.get_context("spawn")
 _END_S: Final = 30.0
-# Spinning threads of the previous worker go to sleep within this time.
+# Pause before a turn, in which the spinning threads of the previous worker go to sleep.
 _SETTLE_S: Final = 0.05
 
 _Argument = TypeVar("_Argument")
@@ -42,9 +42,9 @@ class Worker:
 
     Args:
         name: name in error messages.
-        serve: function that sends a first message, then an answer to each message until None.
+        serve: function that sends a first message, and then answers messages until it gets None.
         log: file for the output of the process.
-        environment: variables to add to the inherited ones.
+        environment: variables to add to the inherited environment.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Worker:
 
 @contextlib.contextmanager
 def _with_variables(environment: Mapping[str, str]) -> Iterator[None]:
-    """Add variables to the environment, for processes that are started meanwhile."""
+    """Add variables to the environment of the processes that are started within `with`."""
     original = dict(os.environ)
     os.environ.update(environment)
     try:

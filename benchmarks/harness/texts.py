@@ -1,4 +1,4 @@
-"""Texts of files, drawn once for all contestants."""
+"""Texts drawn from files, once for all contestants."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tokenizers import Tokenizer
 from benchmarks.harness.process import REPOSITORY, BenchmarkError
 from training.data.corpus import find_files, read_documents
 
-# A few articles in the repository.
+# A few Wikipedia articles that are in the repository.
 WIKI: Final = REPOSITORY / "tests" / "data" / "wiki.jsonl"
 _MIN_TOKENS: Final = 8
-# Candidates per drawn text, so that the sample is not the start of the file.
+# Number of candidates per drawn text. With one, the sample would be the start of the file.
 _CANDIDATES: Final = 8
 _SEED: Final = 0
 
 
 class Text(NamedTuple):
-    """A text and its ids, including special tokens."""
+    """A text and its token ids, including special tokens."""
 
     text: str
     ids: list[int]
@@ -31,7 +31,7 @@ class Text(NamedTuple):
 def draw_texts(
     files: Sequence[Path], tokenizer: Tokenizer, num_texts: int, max_tokens: int
 ) -> list[Text]:
-    """Draw texts of 8 to `max_tokens` tokens, in random order. The files determine the result.
+    """Draw texts of 8 to `max_tokens` tokens, in random order. Equal files give equal texts.
 
     Longer texts are split into paragraphs.
 

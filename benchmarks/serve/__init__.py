@@ -1,1 +1,1 @@
-"""The service of this package, compared with BentoML over pipelines of `transformers`."""
+"""The service of this package, compared with `transformers` pipelines in BentoML."""

@@ -1,10 +1,10 @@
 """Throughput and latency of the service.
 
-Serves one ALBERT with this package, and with a BentoML service over pipelines of `transformers`
+Serves one ALBERT with this package and with a peer: `transformers` pipelines in a BentoML service
 that follows BentoML's guide to adaptive batching. The services take turns, each with all threads.
-Another process sends the same requests to each. Prints throughput and latency by number of
-connections, and each service's best throughput within the peer's p99. The peer's p99 is measured
-at the fewest connections that reach 95 % of its best throughput.
+Another process sends the same requests to each service. Prints throughput and latency by number of
+connections, and each service's best throughput with a p99 latency of at most the peer's. The peer's
+p99 is measured at the fewest connections that reach 95 % of its best throughput.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from export.job import ExportConfig, export
 from training.errors import report_errors
 
 _PRECISIONS: Final = ("fp32", "int8")
-# Untimed requests: BentoML's batching delays the first 11 batches of each API to learn from them.
+# Number of untimed requests. BentoML delays the first 11 batches of each API, to learn from them.
 _NUM_WARM_UP: Final = 32
 _EXAMPLES: Final = """\
 examples:
@@ -79,7 +79,7 @@ def _measure(options: argparse.Namespace) -> ServeReport:
 def _our_services(checkpoint: Path, options: argparse.Namespace) -> Iterator[ServedModel]:
     for precision in options.precisions:
         target = options.output / f"bundle-{precision}"
-        # The quality of random weights means nothing.
+        # The export measures no quality, because the weights are random.
         config = ExportConfig(
             checkpoint=checkpoint,
             bundle=target,
@@ -93,7 +93,7 @@ def _our_services(checkpoint: Path, options: argparse.Namespace) -> Iterator[Ser
 def _take_turns(
     results: Sequence[ServedResult], stream: Sequence[StreamItem], options: argparse.Namespace
 ) -> None:
-    """Measure all services in turns, starting each round with another one."""
+    """Measure all services in turns, starting each round with a different service."""
     for number in range(options.rounds):
         first = number % len(results)
         for result in tqdm([*results[first:], *results[:first]], f"round {number}", disable=None):
@@ -113,7 +113,7 @@ def _take_turns(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit status."""
+    """Run the command line, and return its exit status."""
     options = _parser().parse_args(arguments)
     return report_errors(lambda: _run(options))
 

@@ -24,8 +24,8 @@ class LoadPlan:
     """Requests to send. Each connection sends the next request when it has received a reply.
 
     Attributes:
-        requests: complete requests as bytes, sent in turns.
-        duration_s: seconds in which passes over the requests begin. Each pass is completed, so
+        requests: complete HTTP requests, which are sent in this order in each pass.
+        duration_s: seconds during which new passes begin. Each pass is completed, so
             every run has the same mix.
     """
 
@@ -46,12 +46,12 @@ class LoadPlan:
 
 @dataclass(kw_only=True, slots=True)
 class LoadResult:
-    """All replies.
+    """The replies to all requests.
 
     Attributes:
         latencies_s: latency of each reply with status 200, in seconds.
-        failures: descriptions of other replies and of errors.
-        bodies: body of the first reply with status 200, by the request's index.
+        failures: descriptions of replies with another status, and of errors.
+        bodies: body of the first reply with status 200 to each request, by the request's index.
         seconds: time from the first request to the last reply.
     """
 
@@ -62,7 +62,7 @@ class LoadResult:
 
     @property
     def per_s(self) -> float:
-        """Replies with status 200 per second."""
+        """Number of replies with status 200 per second."""
         return len(self.latencies_s) / self.seconds
 
 
@@ -94,7 +94,7 @@ def _send(plan: LoadPlan) -> LoadResult:
 
 
 async def _call(plan: LoadPlan, turns: Iterator[int], result: LoadResult) -> None:
-    """Send requests over one connection. It is opened again after a failure."""
+    """Send requests over one connection, which is opened again after a failure."""
     reader, writer = await asyncio.open_connection(HOST, plan.port)
     for index in turns:
         began_s = time.monotonic()
@@ -106,7 +106,7 @@ async def _call(plan: LoadPlan, turns: Iterator[int], result: LoadResult) -> Non
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = _LENGTH.search(head)
                 body = await reader.readexactly(int(length[1]) if length else 0)
-        # TimeoutError is an OSError, the end of a connection an EOFError.
+        # TimeoutError is an OSError, and a closed connection raises an EOFError.
         except (OSError, EOFError) as error:
             writer.close()
             result.failures.append(f"{type(error).__name__}: {error}")

@@ -1,8 +1,8 @@
-"""The service for comparison: pipelines of `transformers` in a BentoML service.
+"""The peer: `transformers` pipelines in a BentoML service.
 
 It follows https://docs.bentoml.com/en/latest/get-started/adaptive-batching.html: batchable APIs
-that pass lists to a pipeline. The settings were the fastest that we tried. `services.py` starts the
-service and sets the environment variable of the checkpoint.
+that pass lists to a pipeline. `services.py` starts the service and sets the environment variable of
+the checkpoint. We tried these settings, of which the first were the fastest:
 
 | `max_batch_size` | `batch_size` of the pipeline | processes | requests/s |
 | --- | --- | --- | --- |
@@ -23,7 +23,7 @@ from transformers import pipeline
 _CHECKPOINT = os.environ["PEER_CHECKPOINT"]
 _TASKS = ("text-classification", "fill-mask")
 _MAX_BATCH_SIZE = 32
-# Longer than any request waits: otherwise, BentoML answers 503.
+# No request waits so long. If one did, BentoML would answer it with status 503.
 _MAX_LATENCY_MS = 300_000
 _TIMEOUT_S = 600
 
@@ -40,14 +40,14 @@ class Pipelines:
         batchable=True, max_batch_size=_MAX_BATCH_SIZE, max_latency_ms=_MAX_LATENCY_MS
     )
     def classify(self, texts: list[str]) -> list[dict[str, Any]]:
-        """The best label of each text."""
+        """Return the best label of each text."""
         return list(self.pipelines["text-classification"](texts))
 
     @bentoml.api(  # type: ignore[untyped-decorator]
         batchable=True, max_batch_size=_MAX_BATCH_SIZE, max_latency_ms=_MAX_LATENCY_MS
     )
     def fill_mask(self, texts: list[str]) -> list[list[dict[str, Any]]]:
-        """The best tokens for the mask of each text."""
+        """Return the best tokens for the mask of each text."""
         predictions = self.pipelines["fill-mask"](texts)
         # For a list of one text, the pipeline returns only that text's answer.
         return [predictions] if len(texts) == 1 else list(predictions)

@@ -26,7 +26,7 @@ from benchmarks.serve.load import HOST, post_request
 from training.model.checkpoint import read_config
 from training.model.heads import Task
 
-# The tasks of both sides: transformers 5 has no pipeline for question answering.
+# Tasks that both sides serve: transformers 5 has no pipeline for question answering.
 TASKS: Final[tuple[Task, ...]] = ("text-classification", "fill-mask")
 _PEER_PATHS: Final = {"text-classification": "/classify", "fill-mask": "/fill_mask"}
 _SEED: Final = 0
@@ -36,10 +36,10 @@ _END_S: Final = 90.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamItem:
-    """A text to be classified, or with a mask to be filled.
+    """A text to classify, or a text with a mask to fill.
 
     Attributes:
-        num_tokens: number of tokens of the text, including special tokens.
+        num_tokens: number of tokens in the text, including special tokens.
     """
 
     task: str
@@ -48,12 +48,12 @@ class StreamItem:
 
 
 def make_stream(checkpoint: Path, texts: Sequence[Path], num_requests: int) -> list[StreamItem]:
-    """Draw the requests, with tasks in turns and lengths in random order. Files determine them."""
+    """Draw requests from files: the tasks alternate, and the lengths are in random order."""
     tokenizer = Tokenizer.from_file(str(checkpoint / TOKENIZER_FILE))
     max_tokens = AlbertConfig.from_hf(read_config(checkpoint)).max_positions
     draw = random.Random(_SEED)
     items = []
-    # A mask may have more tokens than the word that it replaces.
+    # Two tokens are left free, because a mask may have more tokens than the word it replaces.
     for index, (text, _) in enumerate(draw_texts(texts, tokenizer, num_requests, max_tokens - 2)):
         task = TASKS[index % len(TASKS)]
         if task == "fill-mask":
@@ -67,12 +67,12 @@ def make_stream(checkpoint: Path, texts: Sequence[Path], num_requests: int) -> l
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
-    """A service for `bentoml serve`.
+    """A service that `bentoml serve` runs.
 
     Attributes:
         target: the service, as MODULE:NAME.
-        environment: its settings.
-        call: function that returns path and body of the request for an item.
+        environment: environment variables with its settings.
+        call: function that returns the path and the body of an item's request.
     """
 
     name: str
@@ -86,7 +86,7 @@ class ServedModel:
 
     @contextlib.contextmanager
     def running(self, folder: Path) -> Iterator[int]:
-        """Start the service and wait until it is ready; stop it at the end of `with`.
+        """Start the service, wait until it is ready, and stop it at the end of `with`.
 
         Args:
             folder: folder for the log and BentoML's files.
@@ -161,7 +161,7 @@ def our_service(name: str, bundle: Path, num_threads: int) -> ServedModel:
 
 
 def peer_service(checkpoint: Path, num_threads: int) -> ServedModel:
-    """Return the BentoML service with batching over pipelines."""
+    """Return the BentoML service of `peer.py`, which batches requests to its pipelines."""
     return ServedModel(
         name="BentoML over pipelines",
         target="benchmarks.serve.peer:Pipelines",

@@ -14,7 +14,7 @@ from benchmarks.harness.page import bullets, table
 from benchmarks.serve.load import LoadResult
 from benchmarks.serve.services import ServedModel, StreamItem
 
-# Share of the best throughput: beyond it, more connections only add latency.
+# Share of the best throughput, beyond which more connections mainly add latency.
 _SATURATED: Final = 0.95
 
 
@@ -30,27 +30,27 @@ class ServedResult:
     levels: dict[int, list[LoadResult]] = field(default_factory=dict)
 
     def per_s(self, level: int) -> float:
-        """Return the median over rounds of the requests per second at a level."""
+        """Return the median over rounds of the requests per second at a number of connections."""
         return statistics.median(run.per_s for run in self.levels[level])
 
     def latency_s(self, level: int, percent: float) -> float:
-        """Return a percentile of the latencies of all rounds, in seconds; NaN without replies."""
+        """Return a percentile of all rounds' latencies in seconds, or NaN without replies."""
         latencies_s = [value for run in self.levels[level] for value in run.latencies_s]
         return float(np.percentile(latencies_s, percent)) if latencies_s else float("nan")
 
     def saturation(self) -> int:
-        """Return the fewest connections that reach 95 % of the best throughput."""
+        """Return the smallest number of connections that reaches 95 % of the best throughput."""
         rates = {level: self.per_s(level) for level in self.levels}
         return min(level for level in rates if rates[level] >= _SATURATED * max(rates.values()))
 
     def best_within(self, max_s: float) -> int | None:
-        """Return the connections with the best throughput and a p99 of at most `max_s`."""
+        """Return the number of connections with the best throughput at a p99 of at most `max_s`."""
         within = [level for level in self.levels if self.latency_s(level, 99) <= max_s]
         return max(within, key=self.per_s) if within else None
 
     @property
     def failures(self) -> list[str]:
-        """Failures of all levels and rounds."""
+        """The failures at any number of connections, in all rounds."""
         return [text for runs in self.levels.values() for run in runs for text in run.failures]
 
 
@@ -86,7 +86,7 @@ class ServeReport:
 
 
 def _summary(results: Sequence[ServedResult]) -> str:
-    """Return a table of the best throughputs within the peer's p99 at saturation."""
+    """Return a table of the best throughputs with a p99 of at most the saturated peer's."""
     peer = results[0]
     level = peer.saturation()
     best, max_s = peer.per_s(level), peer.latency_s(level, 99)
@@ -134,7 +134,7 @@ def _ms(seconds: float) -> str:
 
 
 def _largest_difference(peer: ServedResult, result: ServedResult) -> float:
-    """Return the largest difference from the scores of the peer's best answers."""
+    """Return the largest difference between a service's and the peer's best scores."""
     peer_bodies, bodies = (next(iter(side.levels.values()))[0].bodies for side in (peer, result))
     largest = 0.0
     for index in peer_bodies.keys() & bodies.keys():

@@ -1,1 +1,1 @@
-"""Training with this package, against the `Trainer` of `transformers`."""
+"""Training with this package, compared with the `Trainer` of `transformers`."""

@@ -1,9 +1,9 @@
 """Speed of training with this package, compared with the `Trainer` of `transformers`.
 
-Pretrains the same model on the same examples, compiled and with AdamW, in bf16 (fp32 on a CPU
-without bf16). The sides take turns. Prints real tokens per second, memory, and how many times
-faster ours is, as medians over rounds. On a CPU, `transformers` runs with its defaults and with its
-fastest settings. Writes `results.json` and `tables.md` into the output folder.
+Both pretrain the same model on the same examples, compiled and with AdamW, in bf16 (fp32 on a CPU
+without bf16), and take turns. Prints the number of real tokens per second, the memory, and how many
+times faster this package is, as medians over rounds. On a CPU, `transformers` runs with its default
+and with its fastest settings. Writes `results.json` and `tables.md` into the output folder.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from training.errors import report_errors
 from training.options.config import add_device
 from training.options.values import parse_count, parse_duration
 
-# Tokens per step. More tokens were not faster.
+# Number of tokens per step. Larger steps were not faster.
 _BATCH_TOKENS: Final = {"cpu": 4096, "cuda": 65536}
-# Rows of `transformers` per row of ours, if another number is faster.
+# Number of `transformers` rows per row of ours, for models with a faster number than 1.
 _HF_ROWS: Final = {"small": 2}
 _BATCHES_OF_EXAMPLES: Final = 32
 _GB: Final = 1e9
@@ -50,8 +50,8 @@ class TrainerResult:
 
     Attributes:
         warm_up_s: seconds from the start to the end of the first steps, including compilation.
-        turns: one turn per round; empty if the side failed.
-        failure: error message of a side that failed.
+        turns: one turn per round, or empty if the side failed.
+        failure: error message if the side failed.
     """
 
     name: str
@@ -60,7 +60,7 @@ class TrainerResult:
     failure: str = ""
 
     def cells(self, ours: TrainerResult) -> list[str]:
-        """Return the row of a table."""
+        """Return the side's row of a table."""
         rate = statistics.median(turn.num_tokens / turn.seconds for turn in self.turns)
         peak_bytes = max(turn.peak_bytes for turn in self.turns)
         cells = [f"{rate:,.0f}", f"{peak_bytes / _GB:.1f} GB", f"{self.warm_up_s:.0f} s"]
@@ -108,10 +108,10 @@ def _run(options: argparse.Namespace) -> int:
         jobs = _jobs(shape, options)
         title = f"{shape}, {jobs[0].case.num_rows} x {options.length} tokens"
         report.cases[title] = []
-        # On a GPU they would share its memory, so they run one after the other.
+        # Jobs on a GPU would share its memory, so they run one after another.
         for group in [[job] for job in jobs] if options.device.type == "cuda" else [jobs]:
             report.cases[title] += _measure_in_turns(group, options)
-            # Written after each case, so that an interruption loses only one.
+            # The results are written after each case, so that an interruption loses only one case.
             write_results(options.output, report, report.markdown())
     print(report.markdown())
     return 0
@@ -177,7 +177,7 @@ def _measure_in_turns(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit status."""
+    """Run the command line, and return its exit status."""
     options = _parser().parse_args(arguments)
     return report_errors(lambda: _run(options))
 

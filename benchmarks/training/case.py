@@ -1,4 +1,4 @@
-"""The pretraining of both sides: one model and the same examples."""
+"""The pretraining that both sides run: one model on the same examples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SMALL_VOCAB: Final = 12000
 _SEED: Final = 0
 # Neither side diverges at this learning rate.
 LR: Final = 1e-4
-# An example under the names of `transformers`.
+# An example, by the argument names of `transformers`.
 HfRow: TypeAlias = dict[str, Any]
 
 
@@ -38,10 +38,10 @@ class PretrainingCase:
     """One model at one length, and its data.
 
     Attributes:
-        num_rows: rows per step of this package.
+        num_rows: number of rows per step of this package.
         shards: folder of the tokenised corpus.
-        examples: examples of the same text for `transformers`, from `make_examples`.
-        tokenizer: folder of the `tokenizer.json` of the data.
+        examples: examples of the same text for `transformers`, made by `make_examples`.
+        tokenizer: folder with the data's `tokenizer.json`.
     """
 
     config: AlbertConfig
@@ -74,8 +74,8 @@ class PretrainingCase:
         return open_job(config, recipe, self.config, start, World(device=device), "auto").build()
 
     def make_hf_model(self, attention: str) -> Any:
-        """Return the model of `transformers` with initial weights."""
-        import transformers  # not in the process of ours
+        """Return the `transformers` model with initial weights."""
+        import transformers  # imported here, so that our own process does not load it
 
         config = transformers.AlbertConfig.from_dict(self.config.to_hf())
         config._attn_implementation = attention
@@ -95,7 +95,7 @@ def make_examples(
 ) -> list[HfRow]:
     """Return the first examples of a tokenised corpus for `transformers`, one sequence each.
 
-    They have the tokens, masks and labels of `albert-serve pretrain`. A small corpus is repeated.
+    The tokens, masks and labels are those of `albert-serve pretrain`. A small corpus is repeated.
     """
     masking = NgramMasking.of(AlbertTokenizer.from_file(tokenizer / "tokenizer.json"))
     plan = Plan(shards=shards, settings=ExampleSettings(length=length), seed=_SEED)

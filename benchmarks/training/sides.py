@@ -20,8 +20,8 @@ from training.data.examples import IGNORED
 from training.system.precision import product_dtype
 from training.system.process import keep_freed_memory
 
-# Variables of glibc's malloc and of torch. A process retains the memory that a step frees, in large
-# pages, so the next step need not map and zero it again.
+# With these variables of glibc's malloc and of torch, a process retains the memory that a step
+# frees, in large pages, so the next step need not map and zero it again.
 _KEEPS_MEMORY: Final = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "100000000000",
@@ -29,7 +29,7 @@ _KEEPS_MEMORY: Final = {
     "THP_MEM_ALLOC_ENABLE": "1",
 }
 _NUM_WARM_UP_STEPS: Final = 3
-# Progress between warm-up and decay, at the full learning rate.
+# Progress that is reported for every step: between warm-up and decay, at the full learning rate.
 _DONE: Final = 0.5
 _BYTES_PER_KIB: Final = 1024
 
@@ -39,8 +39,8 @@ class HfSettings:
     """The training settings of `transformers`.
 
     Attributes:
-        num_rows: sequences per step (`per_device_train_batch_size`).
-        attention: implementation of attention.
+        num_rows: number of sequences per step (`per_device_train_batch_size`).
+        attention: name of the attention implementation.
         keeps_memory: whether the process retains the memory that a step frees.
     """
 
@@ -54,7 +54,7 @@ class TrainerJob:
     """The training of a process that takes turns.
 
     Attributes:
-        hf: settings of `transformers`; None: this package trains.
+        hf: settings of `transformers`, or None if this package trains.
         compiles: whether the model is compiled.
     """
 
@@ -86,9 +86,9 @@ class TrainerTurn:
 
     Attributes:
         seconds: wall-clock time.
-        cpu_seconds: CPU time of all threads; the better measure if other programs run.
+        cpu_seconds: CPU time of all threads, the better measure if other programs run.
         num_tokens: number of tokens without padding.
-        peak_bytes: peak memory so far, of the process or of tensors on a GPU.
+        peak_bytes: peak memory so far, of the process or, on a GPU, of its tensors.
     """
 
     seconds: float
@@ -98,11 +98,11 @@ class TrainerTurn:
 
 
 class Stopwatch:
-    """Times turns of complete steps in a training process.
+    """A timer of turns, each of several complete steps, in a training process.
 
     Args:
-        connection: connection that requests turns, in seconds, and receives their results.
-        count_tokens: function that returns the tokens trained so far. It is called only at the
+        connection: connection that requests turns of a given duration and receives their results.
+        count_tokens: function that returns the number of tokens so far. It is called only at the
             end of a turn, because it may wait for the device.
     """
 
@@ -135,7 +135,7 @@ class Stopwatch:
         return True
 
     def _num_tokens(self) -> int:
-        """Return the tokens, once the device has done what it was given."""
+        """Return the number of tokens so far, once the device has finished its work."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return self._count_tokens()
@@ -155,7 +155,7 @@ class Stopwatch:
 
 
 def serve(connection: Connection, job: TrainerJob) -> None:
-    """Run as the process of a job: make steps until the last turn."""
+    """Train a job in this process until the last turn."""
     torch.set_num_threads(job.num_threads)
     if job.hf is not None:
         _train_hf(connection, job, job.hf)
@@ -186,14 +186,14 @@ def pad_rows(rows: Sequence[HfRow], length: int) -> dict[str, Tensor]:
 
 
 def _train_hf(connection: Connection, job: TrainerJob, settings: HfSettings) -> None:
-    """Train a model of `transformers` by its `Trainer`, until the last turn.
+    """Train a `transformers` model with the `Trainer`, until the last turn.
 
-    Examples lie ready-made in memory; it writes no checkpoints and no logs.
+    The examples are ready-made in memory, and the `Trainer` writes no checkpoints and no logs.
     """
-    import transformers  # not in the process of ours
+    import transformers  # imported here, so that our own process does not load it
 
     class CountingTrainer(transformers.Trainer):
-        """Counts real tokens, on the device, so that it need not wait for it."""
+        """A `Trainer` that counts real tokens on the device, so that it need not wait for it."""
 
         num_tokens: int | Tensor = 0
 
@@ -203,7 +203,7 @@ def _train_hf(connection: Connection, job: TrainerJob, settings: HfSettings) -> 
             return loss
 
     class TakeTurns(transformers.TrainerCallback):
-        """Reports each step to the stopwatch, and stops after the last turn."""
+        """A callback that reports each step to the stopwatch, and stops after the last turn."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             control.should_training_stop = not watch.step_is_done()
