@@ -77,7 +77,7 @@ def _cells(open_for: Callable[[Sequence[str]], Embed], data: _Data) -> Iterator[
     """Yield the cells of a model's row: the correlations and the recall.
 
     Args:
-        open_for: function that returns the embedder for its argument, the texts that TF-IDF is fitted to.
+        open_for: function that returns the embedder. Its argument is the texts to fit TF-IDF to.
     """
     for pairs in data.similarity.values():
         embed = open_for([text for pair in pairs for text in pair.texts])

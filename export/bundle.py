@@ -73,7 +73,7 @@ def _cuda_version(config: ExportConfig) -> GraphVersion:
 def measure_parity(
     source: Source, folder: Path, model: AlbertForTasks, config: ExportConfig
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the differences from torch of the graphs for the CPU and, emulated, for CUDA."""
+    """Return how much the graphs for the CPU, and the emulated ones for CUDA, differ from torch."""
     parity = measure_cpu_parity(folder, source.heads, model)
     if config.precision == "fp32":
         advice = "If the weights are correct, raise the limit with --max-difference."
@@ -123,7 +123,7 @@ def _write_graphs(source: Source, folder: Path, cuda_version: GraphVersion) -> N
         size = entry.num_outputs
         graphs[entry.graph] = cpu_head = build_head(source.config, head, size, tensors)
         cuda_head = build_head(source.config, head, size, tensors, cuda_version)
-        if cuda_head != cpu_head:  # they differ in int8
+        if cuda_head != cpu_head:  # the two differ only in int8
             graphs[str(Path(entry.graph).with_suffix(CUDA_SUFFIX))] = cuda_head
     for name, model in graphs.items():
         onnx.save(model, folder / name)
@@ -132,7 +132,7 @@ def _write_graphs(source: Source, folder: Path, cuda_version: GraphVersion) -> N
 def _measure_cuda_parity(
     source: Source, folder: Path, model: AlbertForTasks, config: ExportConfig
 ) -> dict[str, float]:
-    """Compare the graphs for CUDA with a model in torch that has the bundle's rounded weights."""
+    """Compare the graphs for CUDA with a torch model that has the bundle's rounded weights."""
     cuda_version = _cuda_version(config)
     if config.precision == "fp32":
         return measure_cuda_parity(folder, source.heads, model, cuda_version)
@@ -173,7 +173,7 @@ def _copy_hugging_face_files(source: Source, folder: Path) -> None:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link a file if every user may read it and the file system supports links; else copy."""
+    """Copy a file, or hard-link it if every user may read it and the file system has links."""
     is_readable = source.stat().st_mode & 0o444 == 0o444
     try:
         if is_readable:

@@ -16,12 +16,12 @@ from albert_serve.errors import listed
 from albert_serve.tasks.description import describe, is_number, read_quality
 from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD
 
-# The Hub's names of tasks, if they differ.
+# The Hub's names of tasks, where they differ from ours.
 _HUB_TASKS: Final[Mapping[str, str]] = {
     "sentence-order": "text-classification",
     "feature-extraction": "sentence-similarity",
 }
-# The Hub compares these metrics.
+# The card's `model-index` contains these metrics, by which the Hub compares models.
 _METRICS: Final = (
     *("accuracy", "subset_accuracy", "f1", "macro_f1", "micro_f1", "exact_match"),
     *("matthews_correlation", "pearson", "spearman", "recall_at_1", "mrr_at_10"),
@@ -31,7 +31,7 @@ _MAX_CELL_LENGTH: Final = 300
 
 
 def model_card(manifest: Manifest, name: str) -> str:
-    """Return the card: labels, metrics on held-out data, and the cost of precision.
+    """Return the card: labels, metrics on held-out data, and the quality that precision costs.
 
     The metrics are also in the `model-index`, by which the Hub shows and compares models.
 
@@ -85,7 +85,7 @@ def _quality(manifest: Manifest, head: str) -> str:
 
 
 def _question_requests(evaluation: Mapping[str, Any]) -> list[str]:
-    """Return lines with the parameters that question answering was measured with."""
+    """Return lines on the request parameters with which question answering was measured."""
     parameters = evaluation.get("question_answering_parameters")
     if not isinstance(parameters, dict):
         return []
@@ -126,7 +126,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]
 
 
 def _cell(value: object) -> str:
-    """Return a value as the text of a cell: numbers rounded, long texts shortened."""
+    """Return a value as a cell's text, with numbers rounded and long texts shortened."""
     if isinstance(value, float):
         return f"{value:,.4f}"
     if isinstance(value, int):

@@ -22,9 +22,9 @@ class ExportConfig(LabelledTexts, title="export"):
     """A checkpoint, the bundle to write, and the data on which it is measured.
 
     Attributes:
-        checkpoint: folder, or model of the Hugging Face Hub.
+        checkpoint: folder of a checkpoint, or model on the Hugging Face Hub.
         bundle: folder of the bundle to write.
-        heads: data of named classifiers.
+        heads: labelled data of named classifiers.
     """
 
     checkpoint: str | Path

@@ -1,8 +1,8 @@
 """ONNX graphs whose weights are ranges of one safetensors file.
 
 A graph contains no weights: each initializer is external data, and all nodes that read a weight
-share its initializer. A weight of another type than the graph's compute type is converted once, at
-the start of the graph. The runtime does this when it loads the graph.
+share its initializer. A weight that is not stored in the graph's compute type is converted once, at
+the start of the graph. The runtime computes this conversion when it loads the graph.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from albert_serve.bundle.manifest import WEIGHTS_FILE, ComputePrecision
 from albert_serve.bundle.weights import SCALE_SUFFIX, SMOOTHING_SUFFIX, StoredTensor, stored_name
 
 CONTRIB: Final = "com.microsoft"
-# 24 is the first version whose Attention takes the lengths of right-padded sequences.
+# Version 24 is the first whose Attention takes the lengths of right-padded sequences.
 _OPSETS: Final = {"": 24, CONTRIB: 1}
 _IR_VERSION: Final = 11
 
 Compute = ComputePrecision
 Attributes = Mapping[str, int | float | Sequence[int] | GraphProto]
 
-# ONNX's numbers of types, by their names in safetensors.
+# ONNX's number of each type, by the type's name in safetensors.
 _DATA_TYPES: Final = {
     "F32": TensorProto.FLOAT,
     "F16": TensorProto.FLOAT16,
@@ -42,7 +42,7 @@ _DATA_TYPES: Final = {
     "I8": TensorProto.INT8,
 }
 _COMPUTE_TYPES: Final[dict[Compute, str]] = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
-# These operators do not change values.
+# Operators that only move values, so their outputs need no rounding.
 _MOVES: Final = frozenset({"Gather", "Reshape", "Slice", "Transpose", "Unsqueeze"})
 _NOT_VALUES: Final = frozenset({"Shape"})
 
@@ -87,11 +87,11 @@ class Initializers:
         self._converted: dict[str, NodeProto] = {}
 
     def dtype(self, name: str) -> str:
-        """Return the stored type of a weight: Hugging Face's name to safetensors' type."""
+        """Return the safetensors type of a stored weight, by its Hugging Face name."""
         return self._tensors[stored_name(name, self._tensors)].dtype
 
     def smoothing(self, name: str) -> str | None:
-        """Add the smoothing factors (I) of an int8 weight; None if it has no factors."""
+        """Add an int8 weight's smoothing factors (I), if any; return their name, or None."""
         factors = stored_name(name + SMOOTHING_SUFFIX, self._tensors)
         return self.add_stored(factors) if factors in self._tensors else None
 
@@ -147,7 +147,7 @@ class Nodes:
 
     Args:
         initializers: initializers of the model.
-        rows: name of a value of the outermost graph with one element per row (R).
+        rows: name of a value in the outermost graph that has one element per row (R).
         scope: prefix of this graph's value names, unique in the model.
         outer: nodes of the outermost graph, if these are the nodes of a Loop body.
     """
@@ -179,7 +179,7 @@ class Nodes:
         domain: str = "",
         attributes: Attributes | None = None,
     ) -> str:
-        """Append a node with one output; reuse an identical node.
+        """Append a node with one output, or reuse an identical node.
 
         Returns:
             Name of the output.
@@ -243,8 +243,8 @@ def _external_tensor(name: str, tensor: StoredTensor) -> TensorProto:
 def emulate_rounding(model: ModelProto, version: GraphVersion) -> ModelProto:
     """Return a graph that emulates another graph's precision on a CPU.
 
-    A CPU lacks kernels in fp16 and bf16. So each operator computes in fp32, and its result is
-    rounded, as in a GPU's kernels that accumulate in fp32. A value that is too large for fp16
+    A CPU lacks fp16 and bf16 kernels. So each operator computes in fp32, and its result is
+    rounded, as GPU kernels that accumulate in fp32 do. A value that is too large for fp16
     becomes infinite. Rounding inside a kernel, such as attention's probabilities, is not emulated.
     """
     if version.compute == "fp32":
@@ -271,7 +271,7 @@ def emulate_rounding(model: ModelProto, version: GraphVersion) -> ModelProto:
 
 
 def _is_rounded(node: NodeProto, values: set[str], version: GraphVersion) -> bool:
-    """Whether a node's output has the version's compute type."""
+    """Return whether a node's output has the version's compute type."""
     if node.op_type == "Cast":
         return bool(node.attribute[0].i == version.data_type)
     return node.op_type not in _NOT_VALUES and not values.isdisjoint(node.input)

@@ -50,7 +50,7 @@ from training.model.heads import AlbertForTasks
 from training.tasks.engine import TorchEngine
 
 _TORCH_BATCH_TOKENS: Final = 1024
-# The summary aligns its numbers after names of at least this width.
+# Minimum width of the column of names in the summary.
 _MIN_WIDTH: Final = 24
 
 
@@ -61,7 +61,7 @@ class ExportResult:
     Attributes:
         bundle: bundle in its final folder.
         unused: names of the checkpoint's weights that no head reads.
-        omitted: tasks of the checkpoint that the bundle lacks, with the reason.
+        omitted: reason for each task of the checkpoint that the bundle lacks.
         fp32_bytes: size of the checkpoint's weights file in bytes.
         comparison: comparison of the bundle's answers with torch's.
     """
@@ -117,7 +117,8 @@ def export(config: ExportConfig) -> ExportResult:
             }
             manifest = manifest.model_copy(update={"heads": heads})
         write_manifest(manifest, folder)
-        if vectors is not None and config.precision == "fp32":  # sentence-transformers reads it
+        # sentence-transformers reads only fp32 weights.
+        if vectors is not None and config.precision == "fp32":
             write_sentence_vectors(vectors, folder, hidden_size=source.config.hidden_size)
         if manifest.evaluation:
             card = model_card(manifest, target.name)
@@ -152,8 +153,8 @@ def _read_selected(config: ExportConfig, folder: Path) -> tuple[Source, dict[str
 def read_examples(file: Path, tasks: Collection[TaskName]) -> dict[str, list[TaskExample]]:
     """Read a JSON file with a list of examples per task, like `albert_serve/web/examples.json`.
 
-    An example is `{"inputs": ..., "label": ...}`: one item for the task's endpoint, and an optional
-    short name. Other fields are ignored.
+    An example is `{"inputs": ..., "label": ...}`. `inputs` is one item for the task's endpoint, and
+    `label` is an optional short name. Other fields are ignored.
     """
     if not file.is_file():
         raise ExportError(f"--examples {file} does not exist.")

@@ -41,7 +41,7 @@ from training.tasks.token_classification.metrics import (
     predict_entities,
 )
 
-# The displayed name of the metric of labelled texts, and its key.
+# Displayed name and key of the metric of labelled texts, by their problem type.
 _METRICS: Final[Mapping[ProblemType, tuple[str, Metric]]] = {
     "single_label_classification": ("accuracy", "accuracy"),
     "multi_label_classification": ("subset accuracy", "subset_accuracy"),
@@ -168,7 +168,7 @@ def _read_entities(
     def measure(runner: Runner) -> Measurement:
         answered = predict_entities(runner, items)
         total, _ = entity_metrics(answered)
-        # A text's score falls with each entity that is missing or wrong.
+        # Each missing or wrong entity lowers a text's score by 1.
         scores = [-float(len(predicted ^ correct)) for predicted, correct in answered]
         return Measurement(100 * total["f1"], scores)
 

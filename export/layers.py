@@ -3,8 +3,9 @@
 Matrices in fp32 and fp16 have torch's layout, [out, in]; FusedMatMul reads them transposed in
 place. Matrices in int8 have the layout [in, out] of the runtime's product.
 
-An int8 product is U8 x S8. Each row of activations has a scale, so the answer to a text does not
-depend on the other texts of its batch. Each output of the weights has a scale, too.
+An int8 product multiplies activations in U8 by weights in S8. Each row of activations has its own
+scale, so the answer to a text does not depend on the other texts of its batch. Each output of the
+weights has its own scale, too.
 
 Shape legend: B sequences, S positions, R rows (B * S, or the requested rows), E embedding size,
 H hidden size, F feed-forward size, I inputs and O outputs of a linear map.
@@ -24,15 +25,15 @@ from export.graph import CONTRIB, Nodes
 _EMBEDDINGS: Final = "albert.embeddings"
 _PROJECTION: Final = "albert.encoder.embedding_hidden_mapping_in"
 _QKV: Final = ("query", "key", "value")
-# U8 has its zero point in the middle, with 127 steps on either side.
+# The zero point of U8 is in the middle, with 127 steps on either side.
 _ZERO: Final = 128
 _STEPS: Final = 127
-# Avoids dividing by zero if a row is all zeros.
+# Minimum scale, which avoids a division by zero in rows of zeros.
 _MIN_SCALE: Final = 1e-30
 
 
 def embed(nodes: Nodes, config: AlbertConfig, ids: str, types: str) -> str:
-    """Return the normed and projected embeddings (R, H) of ids (B, S) and types (B, S)."""
+    """Return the normalised and projected embeddings (R, H) of ids (B, S) and types (B, S)."""
     zero = nodes.constant("position_axis", np.array([0], np.int64))
     length = nodes.add("Shape", [ids], attributes={"start": 1, "end": 2})
     table = nodes.weight(f"{_EMBEDDINGS}.position_embeddings.weight")
@@ -57,7 +58,7 @@ def as_rows(nodes: Nodes, x: str, size: int) -> str:
 
 
 def cast(nodes: Nodes, x: str, dtype: str) -> str:
-    """Convert values of a type, by its name in safetensors, to the graph's compute type."""
+    """Convert values from a type, given by its safetensors name, to the graph's compute type."""
     if dtype == nodes.version.dtype:
         return x
     return nodes.add("Cast", [x], attributes={"to": nodes.version.data_type})
@@ -73,14 +74,14 @@ def apply_layer(
     attention: str,
     ffn: str,
 ) -> str:
-    """Append one layer: LN(x + attend(x)), then LN(x + down(act(up(x)))); (R, H) to (R, H).
+    """Append one layer, (R, H) to (R, H): LN(x + attend(x)), then LN(x + down(act(up(x)))).
 
     Args:
         nodes: nodes of the graph or Loop body that the layer is appended to.
         config: sizes of the model.
-        x_RH: name of the hidden states.
-        shape: name of the shape (B, S, H), int64.
-        lengths_B: name of the number of tokens of each sequence, int64.
+        x_RH: name of the value with the hidden states.
+        shape: name of the value with the shape (B, S, H), int64.
+        lengths_B: name of the value with the number of tokens in each sequence, int64.
         attention: prefix of the attention's weights.
         ffn: prefix of the feed-forward part's weights.
     """
@@ -133,7 +134,7 @@ def norm(nodes: Nodes, config: AlbertConfig, x: str, name: str) -> str:
 
 
 def _words(nodes: Nodes, ids_BS: str) -> str:
-    """Return rows (B, S, E) of the word embeddings; only these are converted, not the table."""
+    """Return rows (B, S, E) of the word embeddings. Only these rows are converted."""
     table = nodes.initializers.add_stored(WORDS)
     dtype = nodes.initializers.dtype(WORDS)
     if dtype != "I8":
@@ -148,7 +149,7 @@ def _words(nodes: Nodes, ids_BS: str) -> str:
 
 
 def _multiply_int8(nodes: Nodes, x_RI: str, weight: str) -> str:
-    """Scale the rows after the product, because the kernel takes one scale for all rows."""
+    """Multiply in int8, then scale the rows, because the kernel takes one scale for all rows."""
     factors_I = nodes.initializers.smoothing(weight)
     if factors_I is not None:
         x_RI = nodes.add("Mul", [x_RI, factors_I])
@@ -175,7 +176,7 @@ def _quantize_rows(nodes: Nodes, x_RI: str) -> tuple[str, str]:
     )
     scale_R1 = nodes.add("Max", [nodes.add("Mul", [largest_R1, step]), min_scale])
     scale_R = nodes.add("Squeeze", [scale_R1, last])
-    # It is computed once, because it is outside the Loop.
+    # The zero points are computed once, because these nodes are outside the Loop.
     zero_R = nodes.outer.add("Expand", [zero, nodes.outer.add("Shape", [nodes.rows or scale_R])])
     quantized_RI = nodes.add("QuantizeLinear", [x_RI, scale_R, zero_R], attributes={"axis": 0})
     return quantized_RI, scale_R1
@@ -184,8 +185,8 @@ def _quantize_rows(nodes: Nodes, x_RI: str) -> tuple[str, str]:
 def _attend(nodes: Nodes, config: AlbertConfig, qkv_BSH: list[str], lengths_B: str) -> str:
     """Return the attention (B, S, H) over the tokens of each sequence, without padding."""
     heads = config.num_heads
-    # With lengths, it has flash kernels on CUDA, unlike MultiHeadAttention. On a CPU, it is 1.2 to
-    # 2.4 times as fast.
+    # With lengths, Attention has flash kernels on CUDA, unlike MultiHeadAttention. On a CPU, it is
+    # 1.2 to 2.4 times as fast.
     return nodes.add(
         "Attention",
         [*qkv_BSH, "", "", "", lengths_B],

@@ -1,8 +1,8 @@
 """Graphs of the encoder (ids to hidden states) and of the heads (hidden states to logits).
 
-A Loop over one group's layers loads 12 to 20 times as fast as the unrolled layers, and runs as
-fast. On CUDA, the layers are unrolled, because the host would read a Loop's condition at each
-iteration.
+A Loop over one group's layers loads 12 to 20 times as fast as the unrolled layers, and runs equally
+fast. On CUDA, the layers are unrolled, because the host would have to read a Loop's condition at
+each iteration.
 
 Shape legend: B sequences, S positions, R rows, H hidden size, E embedding size, V vocabulary,
 K outputs.
@@ -39,7 +39,7 @@ from export.layers import (
     norm,
 )
 
-# The numbers of the attention and the feed-forward part of each layer in one iteration.
+# For each layer of one iteration: the index of its attention and of its feed-forward part.
 _Iteration = tuple[tuple[int, int], ...]
 
 _LENGTHS: Final = "lengths"
@@ -58,7 +58,7 @@ def build_encoder(
     Args:
         config: sizes of the model.
         tensors: locations of the weights in `model.safetensors`, and their types.
-        version: version of the graph; only layers that are applied repeatedly form a Loop.
+        version: version of the graph. Only layers that are applied repeatedly form a Loop.
     """
     nodes = Nodes(Initializers(tensors, version), rows="input_ids")
     nodes.rows = flatten(nodes, "input_ids")

@@ -4,8 +4,8 @@ Vectors stay in fp32, and so do small matrices: positions, token types and outpu
 
 fp16 saves disk space only: a CPU computes in fp32. int8 is symmetric with a scale for each output.
 Its matrices have the layout [in, out] of the runtime's product, so one stored copy of the word
-embeddings serves both ends of the model. The weights of two adjacent inputs have a sum of at most
-128 steps, so the product is exact on every CPU (docs/decisions.md).
+embeddings serves both ends of the model. The weights of two adjacent inputs sum to at most 128
+steps, so the product is exact on every CPU (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from export.source import Source, read_weight
 from export.verify import random_batches, torch_batch
 from training.model.heads import AlbertForTasks
 
-# Suffixes of the names of each part's matrices.
+# Suffixes of the matrix names in each part.
 PARTS: Final[dict[Part, tuple[str, ...]]] = {
     "embeddings": ("word_embeddings", "embedding_hidden_mapping_in"),
     "attention": ("query", "key", "value", "attention.dense"),
@@ -75,7 +75,7 @@ def write_weights(
 
 
 def part_of(name: str) -> Part | None:
-    """Return the part of a matrix, by its name; None for a weight that is always fp32."""
+    """Return the part that a matrix belongs to, or None for a weight that is always fp32."""
     stem = name.removesuffix(".weight")
     for part, suffixes in PARTS.items():
         if stem != name and any(f".{stem}".endswith(f".{suffix}") for suffix in suffixes):
@@ -140,9 +140,9 @@ def largest_inputs(
 ) -> dict[str, NDArray[Any]]:
     """Return the largest absolute inputs (I) of each smoothed matrix, by its stored name.
 
-    Hidden states of [CLS] have channels 10 to 50 times as large as the other channels: before the
-    feed-forward part, between its matrices, and before the pooler. They also have them between
-    random ids, so no texts are needed.
+    [CLS] states have some channels that are 10 to 50 times as large as the others: before the
+    feed-forward part, between its matrices, and before the pooler. This is also true in sequences
+    of random ids, so no texts are needed.
     """
     largest: dict[str, NDArray[Any]] = {}
 

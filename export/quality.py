@@ -1,11 +1,11 @@
 """Comparison of a bundle's answers with torch's.
 
 With labelled data, export compares the metrics of both. It rejects a significant loss: more answers
-became worse than better, and chance does not explain it. The test is McNemar's exact test, or a
-sign test if scores are not only right or wrong.
+became worse than better, and chance does not explain this. The test is McNemar's exact test, or a
+sign test if answers can be partly right.
 
 Without labels, the right answers are unknown, and answers to unusual texts often differ. So export
-rejects only a large difference of the probabilities, which shows that something is broken.
+rejects only a large difference in the probabilities, which shows that something is broken.
 
 Shape legend: R rows, K outputs.
 """
@@ -41,7 +41,7 @@ _NUM_TEXTS: Final = 100
 _MAX_TOKENS: Final = 64
 _MASK_STEP: Final = 8
 _NUM_QUESTION_WORDS: Final = 8
-# On unusual texts, int8 differs by 0.1 for 77 labels; with wrong scales, it differs by 0.3 to 1.
+# On unusual texts, int8 differs by 0.1 with 77 labels. With wrong scales, it differs by 0.3 to 1.
 MAX_DIFFERENCE: Final = 0.2
 _SIGNIFICANCE_LEVEL: Final = 0.01
 _ROUNDING: Final = 1e-9
@@ -56,7 +56,7 @@ class MeasuredQuality:
     """A head's quality on labelled data.
 
     Attributes:
-        quality: metric in torch and from the bundle.
+        quality: metric of the answers from torch and from the bundle.
         num_worse: number of answers with a lower score than in torch.
         num_better: number of answers with a higher score than in torch.
     """
@@ -72,8 +72,8 @@ class Comparison:
 
     Attributes:
         measurements: quality of each head with labelled data.
-        differences: mean difference of the probabilities of each other head.
-        texts: names of the files of texts without labels.
+        differences: mean difference of the probabilities of each head without labelled data.
+        texts: names of the files with unlabelled texts.
     """
 
     measurements: Mapping[str, MeasuredQuality] = field(default_factory=dict)
@@ -94,7 +94,7 @@ def compare(
     labelled: Mapping[str, LabelledData],
     texts: Sequence[Path] = (),
 ) -> Comparison:
-    """Run a checkpoint in torch and from its bundle.
+    """Compare a checkpoint's answers in torch with those from its bundle.
 
     Args:
         source: checkpoint.
@@ -102,7 +102,7 @@ def compare(
         reference: engine that runs the checkpoint in torch, in fp32.
         engine: engine that runs the bundle.
         labelled: labelled data by head.
-        texts: files of texts for the other heads; empty for the built-in texts.
+        texts: files of texts for heads without labelled data, or empty for the built-in texts.
     """
     unlabelled = {head: entry for head, entry in source.heads.items() if head not in labelled}
     files = find_files(texts or [_DEFAULT_TEXTS]) if unlabelled else []
@@ -120,7 +120,7 @@ def compare(
 
 
 def check_quality(comparison: Comparison, max_cost: float) -> None:
-    """Check that no task loses significantly more than `max_cost` points, or differs too much."""
+    """Check that no head loses significantly more than `max_cost` points or differs too much."""
     failures = [
         *(_describe_loss(head, item, max_cost) for head, item in comparison.measurements.items()),
         *(
@@ -135,7 +135,7 @@ def check_quality(comparison: Comparison, max_cost: float) -> None:
 
 
 def _describe_loss(head: str, measurement: MeasuredQuality, max_cost: float) -> str | None:
-    """Describe a head's significant loss of more than `max_cost` points; return None without."""
+    """Describe a head's significant loss of more than `max_cost` points, or return None."""
     quality, worse, better = measurement.quality, measurement.num_worse, measurement.num_better
     if quality.cost <= max_cost + _ROUNDING or _is_chance(worse, better):
         return None
@@ -147,8 +147,8 @@ def _describe_loss(head: str, measurement: MeasuredQuality, max_cost: float) -> 
 
 
 def _is_chance(num_worse: int, num_better: int) -> bool:
-    """Whether chance explains the number of worse answers among the changed answers."""
-    from scipy.stats import binomtest  # the import takes long
+    """Return whether chance explains how many of the changed answers are worse."""
+    from scipy.stats import binomtest  # importing scipy takes long
 
     num_changed = num_worse + num_better
     if not num_worse:
@@ -176,7 +176,7 @@ def _measure(data: LabelledData, reference: Runner, engine: Runner) -> MeasuredQ
 
 
 def _read_lines(files: Sequence[Path]) -> list[str]:
-    """Return the first lines that are not blank."""
+    """Return the first non-blank lines of the files."""
     lines = (line for text in read_documents(files) for line in text.splitlines())
     texts = list(islice(filter(str.strip, lines), _NUM_TEXTS))
     if not texts:
@@ -191,7 +191,7 @@ def _text_items(
     tokenizer: AlbertTokenizer,
     max_positions: int,
 ) -> list[EngineItem]:
-    """Return the items of a head; their predictions are probabilities.
+    """Return a head's items, which are decoded to probabilities.
 
     A pair for sentence order is a text and the next text. A question is the first words of a text.
     """
@@ -221,7 +221,7 @@ def _probabilities(head: str, entry: HeadEntry, logits: Sequence[Logits]) -> lis
         return [logits_RK]
     if entry.problem_type == "multi_label_classification":
         return [sigmoid(logits_RK / entry.temperature)]
-    if head == "question-answering":  # one distribution for starts, one for ends
+    if head == "question-answering":  # starts and ends have separate distributions
         logits_RK = logits_RK.T
     return [softmax(logits_RK / entry.temperature)]
 
@@ -229,9 +229,9 @@ def _probabilities(head: str, entry: HeadEntry, logits: Sequence[Logits]) -> lis
 def _mean_difference(
     expected: Sequence[NDArray[Any]], actual: Sequence[NDArray[Any]], problem: ProblemType | None
 ) -> float:
-    """Return the mean over texts, or tokens, of the largest difference of a probability.
+    """Return the largest difference of a probability, averaged over texts or tokens.
 
-    For a regression, it is the mean difference of scores, divided by the largest score or by 1.
+    A regression's mean difference is divided by the largest score, if it is above 1.
     """
     pairs = zip(expected, actual, strict=True)
     largest_R = np.concatenate([np.abs(reference - new).max(-1) for reference, new in pairs])

@@ -16,7 +16,7 @@ from export.config import ExportError
 from export.source import Source
 from training.model.heads import MULTIPLE_CHOICE
 
-# A trained task is omitted, too, if it lost more than this fraction of its metric.
+# A trained task is also omitted if it lost more than this fraction of its metric.
 _MAX_LOSS: Final = 0.1
 
 
@@ -27,9 +27,9 @@ def select_tasks(
 
     Args:
         source: checkpoint with all tasks.
-        names: tasks to export; empty for the tasks that the last run trained, or for all tasks if
-            the checkpoint has no record of its training.
-        measured: tasks with labelled data, which are exported, too.
+        names: tasks to export. Without names, the tasks that the last run trained are exported, or
+            all tasks if the checkpoint has no record of its training.
+        measured: tasks with labelled data, which are also exported.
     """
     missing = sorted({*names} - {*source.tasks})
     if missing:

@@ -44,11 +44,11 @@ from training.model.heads import MULTIPLE_CHOICE, Task, is_classifier
 from training.model.labels import default_name, read_labels, read_temperature
 from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD
 
-# transformers and training read these files, besides the weights and `tokenizer.json`.
+# Besides the weights and `tokenizer.json`, transformers and training read these files.
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model", "vocab.txt")
 _JSON_OBJECT: Final = TypeAdapter(dict[str, JsonValue])
 _THRESHOLD: Final = TypeAdapter(Annotated[FiniteFloat, Strict()] | None)
-# These fields of a head in a bundle's manifest may be set after training.
+# Fields of a head that may be set after training, in a bundle's manifest.
 _TUNED_FIELDS: Final = {"temperature", "null_score_diff_threshold"}
 
 
@@ -60,7 +60,7 @@ class Source:
         folder: folder of the checkpoint.
         config: sizes of the model.
         heads: manifest entries of the heads to export.
-        has_choices: whether the checkpoint has a head for multiple choice, which is not served.
+        has_choices: whether the checkpoint has a multiple-choice head, which is not served.
         tensors: locations of the weights in `model.safetensors`, by stored name.
         needed_names: stored names of the weights that the backbone and all heads need.
         evaluation: content of `evaluation.json`, or the evaluation in a bundle's manifest.
@@ -150,7 +150,7 @@ def _training_of(manifest: Manifest | None) -> dict[str, Any]:
 def with_threshold(
     source: Source, option: float | None, results: Mapping[str, Any] = MappingProxyType({})
 ) -> Source:
-    """Return the source with the threshold of "no answer" of question answering.
+    """Return the source with the "no answer" threshold of question answering.
 
     The first of these that exists is used: `option`, the best threshold in `results`, the threshold
     in a bundle's manifest, and the best threshold in the checkpoint's evaluation.
@@ -183,7 +183,7 @@ def with_threshold(
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; return an empty object if the file does not exist."""
+    """Read the object in a JSON file, or return an empty object if the file does not exist."""
     if not file.is_file():
         return {}
     try:
@@ -215,7 +215,7 @@ def _read_heads(hf: Mapping[str, Any], heads: Mapping[Task, int]) -> dict[str, H
     entries: dict[str, HeadEntry] = {}
     for head, num_outputs in heads.items():
         if head == "sentence-order" and hf.get("albert_sentence_task") == "nsp":
-            continue  # the head predicts whether two texts belong together, not their order
+            continue  # this head predicts whether two texts belong together, not their order
         if not is_task(task_of(head)):
             continue
         fields: dict[str, Any] = {}

@@ -34,13 +34,13 @@ from export.graph import Compute, GraphVersion, emulate_rounding
 from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks
 
-# The lengths of the sequences of two batches; `random_batches` adds one of all positions.
+# Sequence lengths in two batches. `random_batches` adds a batch of the maximum length.
 _BATCHES: Final = ((1, 2, 3, 8, 21), (33, 33))
-# A head reads half of these rows from the start of a batch and half from its end.
+# Number of rows that a head reads: half from the start of a batch and half from its end.
 _NUM_ROWS: Final = 32
 # Fractions of the largest value. fp16 rounds to 0.05 %, bf16 to 0.4 %, and errors add up over the
-# layers: a trained model of four layers had 0.002 and 0.02, random weights, which amplify errors,
-# 0.034 and 0.071. A wrong graph has about 1.
+# layers. A trained model of four layers differed by 0.002 and 0.02, and random weights, which
+# amplify errors, by 0.034 and 0.071. A wrong graph differs by about 1.
 MAX_CUDA_DIFFERENCES: Final[Mapping[Compute, float]] = {"fp32": 1e-4, "fp16": 0.06, "bf16": 0.3}
 
 _Floats = NDArray[np.float32]
@@ -49,10 +49,10 @@ _Floats = NDArray[np.float32]
 def measure_parity(
     folder: Path, heads: Mapping[str, HeadEntry], model: AlbertForTasks
 ) -> dict[str, float]:
-    """Return the largest difference from torch of the hidden states ("encoder") and each head.
+    """Return the largest difference from torch of each graph: "encoder" and the heads.
 
     A difference is a fraction of torch's largest value, or of 1 if all values are smaller. Batches
-    are random, with lengths from 1 to all positions; padding is ignored. A head reads the hidden
+    are random, with lengths from 1 to the maximum. Padding is ignored. A head reads the hidden
     states of the runtime, so its difference includes the encoder's.
     """
     files = {head: folder / entry.graph for head, entry in heads.items()}
@@ -62,12 +62,12 @@ def measure_parity(
 def measure_cuda_parity(
     folder: Path, heads: Mapping[str, HeadEntry], model: AlbertForTasks, version: GraphVersion
 ) -> dict[str, float]:
-    """Return the differences of the graphs for CUDA, whose rounding is emulated on the CPU.
+    """Return how much the graphs for CUDA, with rounding emulated on the CPU, differ from torch.
 
     Args:
         folder: folder of the bundle.
         heads: heads of the bundle.
-        model: weights of the bundle in torch (`restore_weights`).
+        model: torch model with the bundle's weights (`restore_weights`).
         version: version of the encoder for CUDA.
     """
     files = {}
@@ -103,7 +103,7 @@ def _measure(
         for batch in progress(batches, title="comparing with torch", unit="batches"):
             hidden_BSH = encoder.run(batch).numpy()
             for name, difference in _differences(model, heads, batch, hidden_BSH):
-                largest[name] = np.maximum(largest.get(name, 0), difference)  # NaN stays NaN
+                largest[name] = np.maximum(largest.get(name, 0), difference)  # np.maximum keeps NaN
     except AlbertServeError as error:
         raise ExportError(str(error)) from error
     except Exception as error:  # the runtime's exceptions have no other common base
@@ -132,7 +132,7 @@ def check_parity(
 
 
 def random_batches(config: AlbertConfig, special: SpecialIds) -> Iterator[PaddedBatch]:
-    """Yield batches of random ids: a ragged one, an unpadded one, and one of all positions.
+    """Yield batches of random ids: a ragged one, an unpadded one, and one of maximum length.
 
     Each sequence begins with [CLS], ends with [SEP] and contains [MASK], because trained models
     have their largest values at these tokens.
@@ -158,7 +158,7 @@ def random_batches(config: AlbertConfig, special: SpecialIds) -> Iterator[Padded
 
 
 def _token_rows(batch: PaddedBatch) -> NDArray[np.int64]:
-    """Return the indices of the rows of the batch's B * S that are not padding."""
+    """Return the indices of the rows that are not padding, among the batch's B * S rows."""
     is_token_BS = np.arange(batch.ids.shape[1]) < batch.lengths[:, None]
     return np.flatnonzero(is_token_BS)
 
@@ -192,6 +192,6 @@ def torch_batch(batch: PaddedBatch) -> ModelInputs:
 
 
 def _compare(expected: torch.Tensor, actual: _Floats) -> _Floats:
-    """Return the largest difference and the largest expected value, (2)."""
+    """Return the largest difference and the largest expected value, in an array (2,)."""
     reference = expected.numpy()
     return np.array([np.abs(reference - actual).max(), np.abs(reference).max()])
