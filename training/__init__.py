@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from typing import Final
 
-# Packages that modules import when they are loaded, and packages that metrics need later.
+# Packages that training imports at startup or, for metrics, later.
 PACKAGES: Final = (
     *("filelock", "google", "huggingface_hub", "numpy", "pyarrow"),
     *("pydantic", "safetensors", "scipy", "sentencepiece", "sentencex", "sklearn", "tokenizers"),
@@ -15,11 +15,11 @@ PACKAGES: Final = (
 
 
 def check_packages(*names: str) -> None:
-    """Exit with a one-line message if this is a command and a package is not installed.
+    """Exit with a one-line message if a command runs without one of these packages.
 
-    It is called while `python -m PACKAGE` imports the package, before its modules import others.
+    Packages with commands call this when they are imported, before their modules import others.
     """
-    # "-m" is the program's name until Python has found the module to run.
+    # While Python looks for the module of `python -m`, sys.argv[0] is "-m".
     if sys.argv[:1] != ["-m"]:
         return
     missing = [name for name in names if importlib.util.find_spec(name) is None]

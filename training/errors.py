@@ -5,7 +5,7 @@ TrainingError (ValueError)
 ├── VocabError       a vocabulary that cannot be trained or read
 ├── ShardError       a tokenised corpus that cannot be read or written
 ├── CheckpointError  a checkpoint that cannot be read or saved
-├── OptimizerError   an invalid schedule, or a state of other optimizers
+├── OptimizerError   an invalid schedule, or a saved state of another optimizer
 ├── RunError         a run that cannot be started or resumed
 └── EvaluationError  data that a checkpoint cannot be evaluated on
 """
@@ -20,7 +20,7 @@ from typing import Final
 from albert_serve.errors import AlbertServeError
 from albert_serve.terminal import prepare_output, print_error
 
-# Maximum lines of an error to show.
+# Maximum number of lines of an error to show.
 _MAX_LINES: Final = 20
 # A shell reports this status for a program that SIGINT ended.
 _INTERRUPTED: Final = 128 + 2
@@ -29,7 +29,7 @@ _INTERRUPTED: Final = 128 + 2
 class TrainingError(ValueError):
     """Base of all errors that training raises on purpose.
 
-    The arguments are one line for each fault. Only the first lines are shown.
+    Each argument is a line about one fault. Only the first lines are shown.
     """
 
     def __str__(self) -> str:

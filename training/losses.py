@@ -1,6 +1,6 @@
-"""Losses of micro-batches: sums, and common parts of the tasks' loss functions.
+"""Losses of micro-batches: their sums, and functions that the losses of several tasks share.
 
-Shape legend: S positions, R rows gathered, C sequences, K outputs.
+Shape legend: S positions, R gathered rows, C sequences, K outputs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LossSums:
 
 
 class Tally:
-    """Loss and accuracy of several batches; sums stay on the device until they are read.
+    """Loss and accuracy of several batches, summed on the device until they are read.
 
     Logits and targets of text classification are stored for its metrics.
     """
@@ -84,12 +84,12 @@ class Tally:
 
     @property
     def loss(self) -> float:
-        """Mean loss per prediction; nan without predictions."""
+        """Mean loss per prediction, or nan without predictions."""
         return self.sums[0] / self.count if self.count else math.nan
 
     @property
     def accuracy(self) -> float:
-        """Fraction of right predictions; nan without predictions."""
+        """Fraction of right predictions, or nan without predictions."""
         return self.sums[1] / self.count if self.count else math.nan
 
     @property
@@ -99,10 +99,10 @@ class Tally:
 
 
 def cross_entropy(logits_RK: Tensor, targets_R: Tensor, count: int | None = None) -> LossSums:
-    """Return cross-entropy and accuracy of logits (R, K); targets of IGNORED are ignored.
+    """Return the cross-entropy and accuracy of logits (R, K), except where a target is IGNORED.
 
     Args:
-        count: number of targets that are not IGNORED; None to count them.
+        count: number of targets that are not IGNORED, or None to count them.
     """
     return LossSums(
         loss=F.cross_entropy(logits_RK.float(), targets_R, ignore_index=IGNORED, reduction="sum"),
@@ -114,8 +114,8 @@ def cross_entropy(logits_RK: Tensor, targets_R: Tensor, count: int | None = None
 def mark_dynamic(inputs: Iterable[Tensor | None], dimension: int = 0) -> None:
     """Have torch compile code for any size of a dimension, starting with the first batch.
 
-    By default, torch compiles code for the size in the first batch, and for any size at the second.
-    The two round sums differently, so results would depend on the step at which a run was resumed.
+    By default, the first batch runs code for its own size, and later batches code for any size. The
+    two round sums differently, so results would depend on the step at which a run resumes.
     """
     for tensor in inputs:
         if tensor is not None:
@@ -128,24 +128,24 @@ def cls_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
 
 
 def example_rows(batch: ExampleBatch) -> tuple[Tensor, Tensor]:
-    """Return each example's rows in the flattened tokens (C, S), and its positions (S,).
+    """Return indices of each example's tokens in the flattened batch (C, S), and positions (S,).
 
-    Rows beyond the last token are replaced by the last token's row.
+    Indices beyond the batch's last token are replaced by the last token's index.
     """
     ids = batch.tokens.ids
     positions_S = torch.arange(ids.shape[1], device=ids.device)
     return (batch.firsts[:, None] + positions_S).clamp(max=ids.numel() - 1), positions_S
 
 
-# A model's forward pass, as an argument of its loss function, so that it is compiled separately.
+# A model's forward pass. It is an argument of the loss, so that it can be compiled separately.
 LogitsFunction: TypeAlias = Callable[[AlbertForTasks, ExampleBatch], Tensor]
 LossFunction: TypeAlias = Callable[[AlbertForTasks, Any], Mapping[LossName, LossSums]]
 
 
 def compile_logits(logits: LogitsFunction) -> LogitsFunction:
-    """Compile a model's forward pass for packed examples, any number of rows and of examples.
+    """Compile a model's forward pass for any number of rows and of packed examples.
 
-    On a CPU, it is also compiled for rows of any length.
+    On a CPU, the compiled code also accepts rows of any length.
     """
     compiled = torch.compile(logits)
 
@@ -157,7 +157,7 @@ def compile_logits(logits: LogitsFunction) -> LogitsFunction:
         mark_dynamic((*rows, packing.bounds, batch.firsts, batch.sizes, batch.targets))
         if batch.firsts.device.type == "cpu":
             mark_dynamic(rows, dimension=1)
-        # Sizes that are equal in the first batch differ in other batches.
+        # By default, torch assumes that sizes equal in the first batch are always equal.
         with torch.fx.experimental._config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             return compiled(model, batch)
 

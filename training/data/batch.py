@@ -14,7 +14,7 @@ from torch import Tensor
 
 from training.model.albert import ModelInputs, move
 
-# A head's loss has the head's name. Only the loss of pairs in both orders has another name
+# Name of the head that the loss trains. Only the loss of pairs in both orders has a name of its own
 # (training/tasks/pretraining/files.py).
 LossName: TypeAlias = str
 
@@ -24,10 +24,10 @@ class MicroBatch:
     """A batch that goes through the model in one forward pass.
 
     Attributes:
-        task: name of the loss function.
-        tokens: ids (B, S), padded or packed.
+        task: name of the task, which selects the loss function.
+        tokens: token ids (B, S), padded or packed.
         num_tokens: number of tokens without padding.
-        counts: number of predictions of each loss.
+        counts: number of predictions for each loss.
     """
 
     task: str
@@ -42,14 +42,14 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainBatch(MicroBatch):
-    """A micro-batch of pretraining.
+    """A micro-batch for pretraining.
 
     Attributes:
         rows: (R,) positions of the tokens to predict, as indices into the flattened (B * S).
-        targets: (R,) original ids; IGNORED in the entries that round R up.
+        targets: (R,) original ids, or IGNORED in the entries that round R up.
         firsts: (C,) position of each sequence's [CLS], as an index into the flattened (B * S).
         labels: (C,) labels of the sentence task, or IGNORED.
-        counts: number of predictions of each loss; no "sentence-order" without a sentence task.
+        counts: number of predictions for each loss ("sentence-order" only with a sentence task).
     """
 
     task: str = "pretraining"
@@ -64,9 +64,9 @@ class TokenisedExample:
     """The tokens of one sequence, and the target of its loss.
 
     Attributes:
-        target: label of a text, or 1 or 0 for each of several labels. In question answering, the
-            positions of an answer's first and last token; both 0, the [CLS], without an answer. In
-            token classification, the tag of each token, or IGNORED.
+        target: label of a text, or 1 or 0 for each of several labels. In question answering:
+            positions of the answer's first and last token, both 0 (the [CLS]) if there is no
+            answer. In token classification: index of each token's tag, or IGNORED.
     """
 
     ids: list[int]
@@ -75,19 +75,19 @@ class TokenisedExample:
 
     @property
     def lengths(self) -> list[int]:
-        """Number of tokens of the one sequence."""
+        """Number of tokens in the sequence, as a list with one item."""
         return [len(self.ids)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExampleBatch(MicroBatch):
-    """A micro-batch of examples, with a prediction for each example or each of its words.
+    """A micro-batch of examples, with a prediction for each example or for each of its words.
 
     Attributes:
         firsts: (C,) position of each example's [CLS], as an index into the flattened (B * S).
-        sizes: (C,) number of tokens of each example.
-        targets: (C, ...) targets; (C, T) in token classification, where T is the number of tokens
-            of the longest example.
+        sizes: (C,) number of tokens in each example.
+        targets: (C, ...) targets, or (C, T) in token classification, where T is the number of
+            tokens in the longest example.
     """
 
     firsts: Tensor
@@ -96,7 +96,7 @@ class ExampleBatch(MicroBatch):
 
 
 def pad(sequences: Sequence[tuple[list[int], list[int]]]) -> ModelInputs:
-    """Collate pairs of ids and types into a batch (B, S), padded on the right to the longest."""
+    """Collate sequences (ids and types) into a batch (B, S), padded on the right."""
     lengths = torch.tensor([len(ids) for ids, _ in sequences])
     shape = (len(sequences), int(lengths.max()))
     ids, types = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)

@@ -1,6 +1,6 @@
-"""Collation: sequences packed into rows, with their targets; prefetched by a data loader.
+"""Collation of sequences and their targets into packed rows, which a data loader prefetches.
 
-Shape legend: N tokens of a sequence.
+Shape legend: N tokens in a sequence.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from training.model.heads import Task
 from training.system.process import STOPPING
 
 Rows: TypeAlias = Sequence[Sequence[Example]]
-# Collate function: from the examples of each row to a batch.
+# Function that makes a batch from the examples of each row.
 Collate: TypeAlias = Callable[[Rows], MicroBatch]
-# Numbers of predictions are rounded up to a multiple, so that code is compiled for few shapes.
+# Predictions are padded to a multiple of this number, so that torch compiles code for few shapes.
 _ROUNDING: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collator:
-    """A function from examples to a batch: it reads, masks and packs their tokens.
+    """A function that reads, masks and packs the tokens of examples into a batch.
 
     Attributes:
-        length: tokens of a row.
-        has_labels: whether there is a sentence task. If not, batches count no predictions of it,
-            and its head is not computed.
+        length: number of tokens in a row.
+        has_labels: whether there is a sentence task. If not, batches contain no count for it, and
+            its head is not computed.
     """
 
     shards: Shards
@@ -103,7 +103,7 @@ class PackedRows:
         return int(self._used.sum())
 
     def add(self, line: int, ids: ArrayLike, types: ArrayLike) -> int:
-        """Append a sequence (N,) to a row; return the flat index of its first token."""
+        """Append a sequence (N,) to a row, and return the flat index of its first token."""
         begin, size = int(self._used[line]), np.size(ids)
         span = slice(begin, begin + size)
         self._ids[line, span] = ids
@@ -135,7 +135,7 @@ class PackedRows:
 def collate_examples(
     task: Task, examples: Sequence[TokenisedExample], *, row_length: int
 ) -> ExampleBatch:
-    """Pack examples of a task, none longer than `row_length`, by best fit into rows."""
+    """Pack a task's examples, each of at most `row_length` tokens, into rows by best fit."""
     row_of = pack(np.array([len(example.ids) for example in examples]), row_length)
     packed = PackedRows(int(row_of.max()) + 1, row_length)
     firsts = [
@@ -157,7 +157,7 @@ def collate_examples(
 
 
 def rounded(values: NDArray[Any], filler: int) -> Tensor:
-    """Fill the last dimension up to a multiple of 64, so that code is compiled for few shapes."""
+    """Pad the last dimension to a multiple of 64, so that torch compiles code for few shapes."""
     return _filled(values, -(-values.shape[-1] // _ROUNDING) * _ROUNDING, filler)
 
 
@@ -168,7 +168,7 @@ def _filled(values: NDArray[Any], size: int, filler: int) -> Tensor:
 
 
 class _Batches(Dataset[tuple[MicroBatch, Position]]):
-    """The dataset of a data loader worker, which collates planned steps."""
+    """The dataset of the data loader's workers, which collate planned steps."""
 
     def __init__(self, collate: Collate) -> None:
         self._collate = collate
@@ -203,7 +203,7 @@ class Slicing:
 
 
 def _planned(plan: Plan, slicing: Slicing, start: Position) -> Iterator[PlannedStep]:
-    """Yield this process' micro-batches of each step, as parts of the step."""
+    """Yield each micro-batch of this process, as a part of its step."""
     size = slicing.rows_per_batch
     for step in plan.steps(slicing.num_rows, start):
         for begin in range(slicing.rank * size, slicing.num_rows, slicing.world_size * size):
@@ -211,7 +211,7 @@ def _planned(plan: Plan, slicing: Slicing, start: Position) -> Iterator[PlannedS
 
 
 def _ignore_stop_signals(worker: int) -> None:
-    """Ignore signals in a worker: the run stops after its current step, which needs the batch."""
+    """Ignore stop signals in a worker, because the run needs its batches to complete a step."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
 

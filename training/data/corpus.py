@@ -29,7 +29,7 @@ _WHITESPACE: Final = re.compile(r"\s+")
 
 
 class CorpusError(TrainingError):
-    """A corpus file that cannot be read; the message gives the file and the line."""
+    """A corpus file that cannot be read. The message gives the file and the line."""
 
 
 class CorpusPosition(NamedTuple):
@@ -55,7 +55,7 @@ class Document:
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """Return the files among `paths` and in their folders, each once and in a stable order.
+    """Return the files in `paths` and in the folders among them, each once and in a stable order.
 
     Within folders, hidden files and the metadata files of `datasets` are skipped.
     """
@@ -79,12 +79,12 @@ def read_documents(files: Sequence[Path], text_column: str | None = None) -> Ite
 
     The suffix gives the format: `.jsonl` and `.json` (lines, or an array), `.csv`, `.tsv`,
     `.parquet`, `.arrow`. Files with other suffixes are JSON, CSV or WikiExtractor's `<doc ...>` if
-    they begin like it, otherwise text. A document of more than 4 Mi characters is split, at line
-    ends if possible.
+    they begin like one of these, otherwise text. A document of more than 4 Mi characters is split,
+    at line ends if possible.
 
     Args:
-        text_column: JSON field or column of the documents (default: a usual name, or the only
-            column of texts).
+        text_column: JSON field or column that contains the documents (default: one with a usual
+            name, or the only column of texts).
     """
     return (document.text for document in read_from(files, CorpusPosition(), text_column))
 
@@ -94,8 +94,8 @@ def read_from(
 ) -> Iterator[Document]:
     """Yield the documents of `read_documents` after `start`, each with its position.
 
-    Files that end before `start` are not opened. Earlier documents of its own file are read and
-    skipped.
+    Files that end before `start` are not opened. In the file that contains `start`, earlier
+    documents are read and skipped.
     """
     num_bytes = sum(_size(file) for file in files[: start.num_files])
     num_skipped = start.num_documents
@@ -118,7 +118,7 @@ def read_lines(file: Path) -> Iterator[str]:
 
 
 def split_sentences(document: str) -> list[str]:
-    """Split a document into sentences; a paragraph's end always ends a sentence."""
+    """Split a document into sentences. The end of a paragraph always ends a sentence."""
     sentences: list[str] = []
     for paragraph in document.split("\n"):
         if paragraph.strip():
@@ -136,7 +136,7 @@ def _is_visible_file(file: Path, folder: Path) -> bool:
 
 @contextmanager
 def _corpus_errors() -> Iterator[None]:
-    """Convert errors of reading a file to CorpusError, in a `with` statement."""
+    """Convert errors from reading a file to CorpusError, in a `with` statement."""
     try:
         yield
     except (AlbertServeError, OSError) as error:

@@ -1,6 +1,6 @@
-"""Documents of one file: text, JSON, CSV, Parquet, Arrow, or WikiExtractor's.
+"""Documents of one file: text, JSON, CSV, Parquet, Arrow, or WikiExtractor's output.
 
-The suffix of a file decides its format. Without a known suffix, the content does, if it is clear.
+The suffix of a file determines its format. If the suffix is not known, the beginning does.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from albert_serve.tables.formats import (
 
 MAX_DOCUMENT_CHARACTERS: Final = 1 << 22
 _JSON: Final = re.compile(r'\s*(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
-# A column's name between delimiters, in the first line of a CSV file.
+# Matches a column name, as it is written between the delimiters of a CSV header.
 _NAME: Final = re.compile(r'"?\w[\w.# -]{,40}"?')
 _WIKI: Final = re.compile(r'\s*<doc id="')
 _WIKI_TITLE: Final = re.compile(r'<doc id=.* title="(.*?)"')
 
-# Texts, each with the number of bytes of the file up to its end.
+# Texts, each with the number of bytes in the file up to the text's end.
 _Read: TypeAlias = Iterator[tuple[str, int]]
-# Finds the documents' column from a location for messages, all columns, and columns of texts.
+# Function from (location for messages, all columns, columns of texts) to the documents' column.
 _FindColumn: TypeAlias = Callable[[str, Sequence[str], Sequence[str]], str]
 
 
 def read_file(file: Path, text_column: str | None = None) -> _Read:
-    """Yield the documents of a file, each with the number of bytes of the file read so far.
+    """Yield the documents of a file, each with the number of bytes read so far.
 
     Args:
-        text_column: JSON field or column of the documents; None to find it.
+        text_column: JSON field or column that contains the documents, or None to detect it.
     """
     kind = detect_type(file)
     find = partial(_text_column, text_column)
@@ -68,7 +68,7 @@ def read_file(file: Path, text_column: str | None = None) -> _Read:
 
 
 def _is_table(beginning: str) -> bool:
-    """Return whether text begins with a line of column names, one of them usual for texts."""
+    """Return whether a text begins with a line of column names, one of which is usual for texts."""
     line = beginning.lstrip().partition("\n")[0].rstrip()
     delimiter = likely_delimiter(line)
     names = line.split(delimiter) if delimiter else []
@@ -79,7 +79,7 @@ def _is_table(beginning: str) -> bool:
 
 
 def read_lines(file: Path, kind: TableType) -> _Read:
-    """Yield the lines of a text file, each with the number of bytes of the file read so far."""
+    """Yield the lines of a text file, each with the number of bytes read so far."""
     with open_lines(file, kind.compression) as lines:
         for number, line in enumerate(lines.checked(file), start=1):
             if not is_utf8(line):
@@ -144,10 +144,10 @@ def _read_columnar(file: Path, kind: TableType, find: _FindColumn) -> _Read:
 def _text_column(
     requested: str | None, location: str, names: Sequence[str], texts: Sequence[str]
 ) -> str:
-    """Return the column of the documents: one with a usual name, or the only column of texts.
+    """Return the documents' column: the requested or usual one, or the only column of texts.
 
     Args:
-        requested: name of the column; None to find it.
+        requested: name of the column in the options, or None to detect it.
         location: file, or file and line, for messages.
         names: names of all columns.
         texts: names of the columns of texts.

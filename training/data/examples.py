@@ -1,6 +1,6 @@
-"""Examples of pretraining from a tokenised corpus: segment bounds and the sentence task's label.
+"""Pretraining examples from a tokenised corpus: segment bounds and the sentence task's label.
 
-Segments are stored as bounds in the corpus, so that an example is a few numbers. The examples
+Segments are stored as bounds in the corpus, so an example is only a few numbers. The examples
 depend only on (seed, epoch, part), so a run can be resumed anywhere.
 """
 
@@ -18,17 +18,17 @@ from numpy.typing import ArrayLike, NDArray
 from training.data.shards import Shard
 
 SentenceTask = Literal["sop", "nsp", "none"]
-# Pairs of segments for sentence order without masks (training/tasks/pretraining/files.py).
+# Pairs of unmasked segments, which train sentence order (training/tasks/pretraining/files.py).
 Pairs = Literal["pairs"]
 
-IGNORED: Final = -100  # This is torch's ignore_index.
-# Tokens of the shortest pair worth training on: three special tokens and a few of each segment.
+IGNORED: Final = -100  # torch's losses skip this target by default (ignore_index)
+# Minimum number of tokens in a pair: three special tokens and a few from each segment.
 MIN_LENGTH: Final = 8
-# Minimum tokens of a sentence of `single_sentences`; shorter sentences are mostly headings.
+# With `single_sentences`, shorter sentences (in tokens) are skipped: most of them are headings.
 _MIN_SENTENCE: Final = 8
-# Maximum ratio of the two lengths, so that lengths do not reveal the order.
+# Maximum ratio of the lengths of two single sentences, so that lengths do not reveal the order.
 _MAX_LENGTH_RATIO: Final = 1.2
-# Seeds of the random streams of an epoch.
+# Numbers that distinguish the seeds of an epoch's random generators.
 _EXAMPLES, _MASKS = 0, 1
 
 
@@ -37,14 +37,14 @@ class ExampleSettings:
     """Settings for cutting examples from documents.
 
     Attributes:
-        length: maximum tokens of an example, with special tokens.
-        sentence_task: task that decides the second segment. `sop`: neighbour of the first segment,
-            in order or swapped. `nsp`: next segment, or one of a random document. `none`: no
-            segment. `pairs`: both segments are complete sentences, in order; a chunk with too few
-            sentences gives no example.
+        length: maximum number of tokens in an example, including special tokens.
+        sentence_task: task that determines the second segment. `sop`: the first segment's
+            neighbour, and the two are in order or swapped. `nsp`: the next segment, or one from a
+            random document. `none`: no second segment. `pairs`: both segments are complete
+            sentences, in order. A chunk with too few sentences gives no example.
         short_rate: fraction of the documents that are cut into shorter examples.
-        min_sentences: minimum sentences of each segment of `pairs`.
-        single_sentences: whether each segment of `pairs` is one sentence, of similar lengths.
+        min_sentences: minimum number of sentences in each segment, with `pairs`.
+        single_sentences: whether segments of `pairs` are single sentences of similar lengths.
     """
 
     length: int
@@ -55,19 +55,20 @@ class ExampleSettings:
 
     @property
     def room(self) -> int:
-        """Maximum tokens of an example without special tokens."""
+        """Maximum number of tokens in an example, excluding special tokens."""
         return self.length - (2 if self.sentence_task == "none" else 3)
 
 
 class Example(NamedTuple):
-    """One example: its part of the corpus, segment bounds and label.
+    """A pretraining example: its part of the corpus, segment bounds and label.
 
     Attributes:
-        part: number of the part; `part`, `epoch` and `number` seed the masks.
+        part: number of the corpus part. `part`, `epoch` and `number` seed the masks.
         number: number of the example within the part.
-        bounds: begin and end of both segments in the part's tokens; the second may be empty.
-        label: label of the sentence task: 0 in order and 1 swapped (`sop`), 0 next and 1 random
-            segment (`nsp`), or IGNORED if there is one segment.
+        bounds: start and end of the first and of the second segment, as indices into the part's
+            tokens. The second segment may be empty.
+        label: label of the sentence task. `sop`: 0 if in order, 1 if swapped. `nsp`: 0 for the next
+            segment, 1 for a random one. IGNORED if there is only one segment.
     """
 
     part: int
@@ -77,7 +78,7 @@ class Example(NamedTuple):
     label: int
 
     def tokens(self, part: Shard) -> tuple[NDArray[np.int64], int]:
-        """Return [CLS] A [SEP] B [SEP] (N,), and the begin of B (N if B is empty)."""
+        """Return [CLS] A [SEP] B [SEP] (N,), and the index of B's first token (N if B is empty)."""
         first_begin, first_end, second_begin, second_end = self.bounds
         cls, sep = [part.cls_id], [part.sep_id]
         pieces: list[ArrayLike] = [cls, part.tokens[first_begin:first_end], sep]
@@ -87,13 +88,13 @@ class Example(NamedTuple):
         return ids, first_end - first_begin + 2
 
     def mask_rng(self, seed: int) -> np.random.Generator:
-        """Return the generator for the masks of this example in this epoch."""
+        """Return the random generator for this example's masks in this epoch."""
         return np.random.default_rng([_MASKS, seed, self.epoch, self.part, self.number])
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """All examples of one part of the corpus in one epoch; fields as in `Example`.
+    """All examples from one part of the corpus in one epoch (`Example` describes the fields).
 
     Attributes:
         bounds: (N, 4) bounds of the segments.
@@ -108,7 +109,7 @@ class Examples:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Number of tokens of each example, with special tokens; (N,)."""
+        """Number of tokens in each example (N,), including special tokens."""
         segments = self.bounds[:, 1::2] - self.bounds[:, ::2]
         sizes: NDArray[np.int64] = segments.sum(1) + 2 + (segments[:, 1] > 0)
         return sizes
@@ -119,10 +120,11 @@ def build_examples(
 ) -> Examples:
     """Build the examples of one epoch from part `number`.
 
-    The original's create_pretraining_data.py does the same: it gathers sentences up to a target
-    length, which is random in a fraction `short_rate` of the documents. It cuts at a random
-    sentence. It removes excess tokens from either end of the longer segment. The only difference:
-    with `sop`, a chunk of one sentence has no label here, and a random second segment there.
+    This follows the original's create_pretraining_data.py. Sentences are gathered up to a target
+    length, which is random for a fraction `short_rate` of the documents. The second segment begins
+    at a random sentence. Excess tokens are removed from either end of the longer segment. Only one
+    thing differs: with `sop`, the original adds a random segment to a chunk of one sentence. Here,
+    the chunk has no label.
     """
     rng = np.random.default_rng([_EXAMPLES, seed, epoch, number])
     if settings.sentence_task == "pairs":
@@ -142,7 +144,7 @@ def build_examples(
 
 
 def _targets(part: Shard, rng: np.random.Generator, settings: ExampleSettings) -> list[int]:
-    """Draw the target length in tokens of each document's chunks."""
+    """Draw the target length of each document's chunks, in tokens."""
     is_short = rng.random(part.num_documents) < settings.short_rate
     short = rng.integers(2, settings.room + 1, part.num_documents)
     targets: list[int] = np.where(is_short, short, settings.room).tolist()
@@ -150,7 +152,7 @@ def _targets(part: Shard, rng: np.random.Generator, settings: ExampleSettings) -
 
 
 def _documents(part: Shard) -> Iterator[list[int]]:
-    """Yield the bounds of each document's sentences, in tokens."""
+    """Yield the bounds of each document's sentences, as indices into the tokens."""
     documents = part.documents.tolist()
     for first, last in pairwise(documents):
         yield part.sentences[first : last + 1].tolist()
@@ -159,7 +161,7 @@ def _documents(part: Shard) -> Iterator[list[int]]:
 def _chunk_bounds(
     part: Shard, rng: np.random.Generator, settings: ExampleSettings
 ) -> NDArray[np.int64]:
-    """Return (N, 3) begin, cut and end of each chunk; cut equals end if it has one segment."""
+    """Return (N, 3) begin, cut and end of each chunk. If it has one segment, the cut is its end."""
     cuts = iter(rng.random(len(part.sentences)).tolist())
     chunks: list[tuple[int, int, int]] = []
     for bounds, target in zip(_documents(part), _targets(part, rng, settings), strict=True):
@@ -175,9 +177,9 @@ def _chunk_bounds(
 
 
 def _sentence_pairs(part: Shard, rng: np.random.Generator, settings: ExampleSettings) -> Examples:
-    """Cut chunks of complete sentences into two segments at a random sentence, all of label 0.
+    """Divide chunks of complete sentences into two segments at a random sentence, with label 0.
 
-    If the shortest chunk that begins with a sentence is not a pair, the sentence is skipped.
+    A sentence is skipped if the shortest chunk that begins with it cannot be a pair.
     """
     cuts = iter(rng.random(len(part.sentences)).tolist())
     minimum, chunks = settings.min_sentences, list[tuple[int, int, int]]()
@@ -198,7 +200,7 @@ def _sentence_pairs(part: Shard, rng: np.random.Generator, settings: ExampleSett
 
 
 def _is_pair(bounds: list[int], settings: ExampleSettings) -> bool:
-    """Return whether sentences with these bounds can be a pair."""
+    """Return whether the sentences with these bounds can be a pair."""
     if bounds[-1] - bounds[0] > settings.room:
         return False
     if not settings.single_sentences:
@@ -210,10 +212,10 @@ def _is_pair(bounds: list[int], settings: ExampleSettings) -> bool:
 def _next_or_random(
     part: Shard, rng: np.random.Generator, settings: ExampleSettings
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield bounds of both segments and the label (0: next segment, 1: random document).
+    """Yield the bounds of both segments, and the label (0: next segment, 1: random segment).
 
-    As in BERT, a segment that a random segment replaces begins the next chunk. A chunk of one
-    sentence always gets a random segment. In a part of one document, there are no pairs.
+    As in BERT, a segment that was replaced by a random segment begins the next chunk. A chunk of
+    one sentence always gets a random segment. A part with only one document gives no pairs.
     """
     targets = _targets(part, rng, settings)
     for number, (bounds, target) in enumerate(zip(_documents(part), targets, strict=True)):
@@ -236,7 +238,7 @@ def _next_or_random(
 def _random_segment(
     part: Shard, rng: np.random.Generator, excluded_document: int, target: int
 ) -> tuple[int, int]:
-    """Return the bounds of random sentences of another document, of `target` tokens if possible."""
+    """Return the bounds of random sentences from another document, `target` tokens if possible."""
     document = int(rng.integers(part.num_documents - 1))
     document += document >= excluded_document
     begin, end = part.documents[document : document + 2].tolist()
@@ -247,7 +249,7 @@ def _random_segment(
 
 
 def _truncate(bounds: NDArray[np.int64], rng: np.random.Generator, room: int) -> None:
-    """Truncate the segments in place to `room` tokens together.
+    """Truncate the segments in place to a total of `room` tokens.
 
     The original's loop has the same result: it removes one token at a time from the longer segment,
     or from the second if both are equally long.

@@ -1,8 +1,9 @@
 """N-gram masking of whole words (paper, section 4.1; create_pretraining_data.py of the original).
 
-Spans of n words, p(n) proportional to 1/n for n up to 3, are chosen until 15 % of the tokens are
-predicted. Of the chosen tokens, 80 % become [MASK], 10 % a random piece, and 10 % stay. Unlike in
-the original, random pieces are never special tokens, and spans do not cross a [SEP].
+Spans of 1 to 3 words are chosen until 15 % of the tokens are to be predicted. The probability of n
+words is proportional to 1/n. Of the chosen tokens, 80 % become [MASK], 10 % a random piece, and 10
+% stay. Unlike in the original, random pieces are never special tokens, and spans do not cross a
+[SEP].
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class NgramMasking:
     """N-gram masking of whole words.
 
     Attributes:
-        word_starts: (V,) bool, whether a piece begins a word.
+        word_starts: whether each piece begins a word (V,).
         special: special tokens of the vocabulary.
-        rate: fraction of the tokens to predict, counting special tokens.
-        max_words: maximum words of a span.
+        rate: fraction of the tokens to predict, with special tokens in the total.
+        max_words: maximum number of words in a span.
     """
 
     word_starts: NDArray[np.bool_]
@@ -40,12 +41,12 @@ class NgramMasking:
 
     @classmethod
     def of(cls, tokenizer: AlbertTokenizer, rate: float = 0.15) -> NgramMasking:
-        """Return the masking of a vocabulary."""
+        """Return the masking for a tokenizer's vocabulary."""
         return cls(word_starts=word_starts(tokenizer), special=tokenizer.special, rate=rate)
 
     @cached_property
     def is_special(self) -> NDArray[np.bool_]:
-        """Whether each id is a special token; (V,) bool."""
+        """Whether each id is a special token (V,)."""
         return np.isin(np.arange(len(self.word_starts)), list(self.special.all_ids))
 
     @cached_property
@@ -94,7 +95,7 @@ class NgramMasking:
 
 
 def _last_neighbours(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the index (W,) of the last word before the next special token, for each word (W,)."""
+    """Return, for each word, the index of the last word before the next special token (W,)."""
     breaks = np.flatnonzero(begins[1:] != ends[:-1])
     return np.append(breaks, len(begins) - 1)[np.searchsorted(breaks, np.arange(len(begins)))]
 
@@ -102,7 +103,7 @@ def _last_neighbours(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDAr
 def word_bounds(
     ids: NDArray[np.int64], word_starts: NDArray[np.bool_], is_special: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the begins (W,) and ends (W,) of the words in ids (S,), without special tokens."""
+    """Return the begins (W,) and ends (W,) of the words in ids (S,), excluding special tokens."""
     special = is_special[ids]
     after_special = np.concatenate([[True], special[:-1]])
     begins = np.flatnonzero((word_starts[ids] | after_special) & ~special)

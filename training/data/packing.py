@@ -1,8 +1,8 @@
 """Sequence packing: the assignment of examples to rows, and of rows to steps.
 
-An example that fills a row is alone in it. The others are packed by best fit, so rows of a fixed
-length have almost no padding. All steps have the same number of rows, even if they extend over
-windows of the corpus or epochs. A step depends only on the seed and its position.
+An example that fills a row is alone in it. Shorter examples are packed by best fit, so rows of a
+fixed length have almost no padding. All steps have the same number of rows, even if they extend
+over several windows or epochs. A step depends only on the seed and its position.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from training.data.examples import Example, Examples, ExampleSettings, build_exa
 from training.data.shards import Shards
 from training.errors import TrainingError
 
-# Maximum sequences in a row, so that the cu_seqlens of a batch have a fixed size.
+# Maximum number of sequences in a row, so that the cu_seqlens of a batch have a fixed size.
 MAX_IN_ROW: Final = 16
-# Maximum tokens of a shuffle window, which may contain all of a small corpus.
+# Maximum number of tokens in a shuffle window, which may contain all of a small corpus.
 _WINDOW_TOKENS: Final = 1 << 26
 # Number of examples that are packed together.
 _POOL: Final = 4096
-# The length of rows of examples is a multiple of this number.
+# Row lengths for labelled examples are multiples of this number.
 _ROW_MULTIPLE: Final = 64
-# Seeds of an epoch's random streams; training/data/examples.py has the others.
+# Numbers for the seeds of an epoch's random generators. training/data/examples.py uses 0 and 1.
 _PARTS, _ROWS = 2, 3
 
 
 class Position(NamedTuple):
-    """Position in the endless stream of rows: the next row of a window of an epoch."""
+    """Position in the endless stream of rows: epoch, window, and the next row in the window."""
 
     epoch: int = 0
     window: int = 0
@@ -42,12 +42,12 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Shuffle window: examples of some parts of the corpus, packed into rows in random order.
+    """A shuffle window: examples from some parts of the corpus, in rows in random order.
 
     Attributes:
         epoch: number of the epoch.
         parts: number and examples of each part.
-        order: (N,) indices of examples, counted through all parts, row by row.
+        order: (N,) indices of examples, row by row, with the examples of all parts concatenated.
         row_bounds: (rows + 1,) bounds of the rows in `order`.
     """
 
@@ -188,13 +188,13 @@ def _arrange(
 
 
 def pack(sizes: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """Return the row of each example (N,), with at most `length` tokens per row.
+    """Return the row number of each example (N,), with at most `length` tokens per row.
 
-    The method is best fit decreasing: an example goes into the row that has the least room left
-    after it. Some thousand examples are packed together.
+    The method is best fit decreasing: starting with the longest, each example goes into the row
+    that it leaves with the least room. Pools of some thousand examples are packed separately.
 
     Args:
-        sizes: (N,) tokens of each example.
+        sizes: (N,) number of tokens in each example.
     """
     row_of = np.zeros(len(sizes), np.int64)
     fills_a_row = sizes == length
@@ -218,14 +218,14 @@ def best_row_length(
     Longer rows have less padding, but more pairs of positions in attention.
 
     Args:
-        batches: tokens of each example (N,), for each batch.
-        longest: tokens of the longest example.
+        batches: number of tokens in each example (N,), for each batch.
+        longest: number of tokens in the longest example.
     """
     maximum = config.max_positions
     minimum = shortest_row_length(longest, maximum=maximum, multiple=_ROW_MULTIPLE)
 
     def cost(length: int) -> float:
-        # A layer's products take 24 H^2 operations a token (F = 4 H), attention 4 H a pair.
+        # A layer's products take 24 H^2 operations per token (F = 4 H), attention 4 H per pair.
         num_rows = sum(int(pack(sizes, length).max()) + 1 for sizes in batches)
         return num_rows * length * (1 + length / (6 * config.hidden_size))
 
@@ -235,16 +235,16 @@ def best_row_length(
 def shortest_row_length(longest: int, *, maximum: int, multiple: int) -> int:
     """Return the minimum row length for examples of up to `longest` tokens.
 
-    The length is a multiple of `multiple`, or `maximum` if that is less.
+    The length is a multiple of `multiple`, or `maximum` if `maximum` is less.
     """
     return min(-(-longest // multiple) * multiple, maximum)
 
 
 def _best_fit(sizes: list[int], length: int) -> list[int]:
-    """Return the row of each example; sizes must be in descending order."""
+    """Return the row number of each example. The sizes must be in descending order."""
     rows: list[int] = []
-    # Open rows by the room left in them, and a bit mask of these rooms. The lowest bit from `size`
-    # on is the best fit.
+    # `open_rows` groups the open rows by their number of free positions. `rooms` is a bit mask of
+    # these numbers, so its lowest bit at or above `size` is the best fit.
     open_rows: dict[int, list[tuple[int, int]]] = {}
     rooms = num_rows = 0
     for size in sizes:

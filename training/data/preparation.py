@@ -1,4 +1,4 @@
-"""Preparation of a corpus: documents become shards of tokens, once for all runs."""
+"""Preparation of a corpus, whose documents are tokenised into shards once for all runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.data.shard_writer import ShardWriter, check_same_corpus
 from training.data.shards import SHARDS_FILE, CorpusManifest, ShardError, Shards
 from training.data.tokenization import Tokenised, tokenise
 
-# An interrupted preparation resumes after its last complete part.
+# Default maximum size of a part. An interrupted preparation resumes after its last complete part.
 PART_BYTES: Final = 60 << 20
 _FINGERPRINT_BYTES: Final = 1 << 20
 
@@ -35,14 +35,14 @@ def prepare(
 ) -> Shards:
     """Tokenise a corpus into `folder`, or open the result of an earlier call with the same input.
 
-    The input is the same if `tokenizer.json`, the options, and the files' order, names, sizes,
+    The input is the same if `tokenizer.json`, the options, and the files' order, names, sizes, and
     first and last MiB are the same. The files' folders may differ. An interrupted call is resumed.
 
     Args:
-        text_column: JSON field or column of the documents; None to find it.
-        num_workers: number of worker processes; with 1, this process does the work. Workers import
-            the program's main module, which needs `if __name__ == "__main__"`.
-        part_bytes: maximum size of a part's files. Only a single document may exceed it.
+        text_column: JSON field or column that contains the documents, or None to detect it.
+        num_workers: number of worker processes. 1 means that this process does the work. Workers
+            import the program's main module, which needs `if __name__ == "__main__"`.
+        part_bytes: maximum size of a part's files, unless a single document exceeds it.
     """
     files = find_files(paths)
     tokenizer = AlbertTokenizer.from_file(tokenizer_file)
@@ -73,7 +73,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """Create a folder, and lock it against other processes, in a `with` statement."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # The folder itself is locked, so that it contains no lock file.
+        # Locking the folder itself avoids a lock file in it.
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise ShardError(f"{folder} cannot be written: {error.strerror}.") from error
@@ -107,7 +107,7 @@ def _with_progress(
 def _fingerprint(
     files: Sequence[Path], tokenizer_sha256: str, part_bytes: int, text_column: str | None
 ) -> str:
-    """Return a hash of the options, the tokenizer, and the files' names, sizes and ends."""
+    """Return a hash of the options, the tokenizer, and the files' names, sizes, begins and ends."""
     column = "" if text_column is None else f"{text_column}\n"
     digest = hashlib.sha256(f"{tokenizer_sha256} {part_bytes}\n{column}".encode())
     for file in files:

@@ -1,4 +1,4 @@
-"""Writer of a tokenised corpus, part by part; it resumes after an earlier process' last part.
+"""Writer of a tokenised corpus, which resumes after the last part of an interrupted process.
 
 A part is complete once `partial.json` lists it. After the last part, that file becomes
 `shards.json`. An unlisted part is written again, with the same bytes, because parts depend only on
@@ -30,12 +30,12 @@ from training.data.shards import (
 from training.data.tokenization import Tokenised
 
 _BOUND_BYTES: Final = 8
-# Each array has a header, and each of the two arrays of bounds an additional entry.
+# An empty part has the headers of three arrays, and the first entry of both arrays of bounds.
 _EMPTY_BYTES: Final = 3 * 128 + 2 * _BOUND_BYTES
 
 
 class ShardWriter:
-    """Writer of parts of at most `part_bytes`, each of complete documents."""
+    """A writer of parts, each with complete documents and at most `part_bytes`."""
 
     def __init__(
         self, folder: Path, manifest: CorpusManifest, *, part_bytes: int, vocab_size: int
@@ -105,7 +105,7 @@ class ShardWriter:
 
 
 def check_same_corpus(folder: Path, manifest: CorpusManifest, fingerprint: str) -> None:
-    """Check that a folder's manifest is of the corpus with a fingerprint."""
+    """Check that a folder's manifest belongs to the corpus with this fingerprint."""
     if manifest.fingerprint != fingerprint:
         raise ShardError(
             f"{folder} contains another corpus, or tokens of another tokenizer. Delete it, or "

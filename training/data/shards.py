@@ -1,11 +1,11 @@
 """A tokenised corpus on disk: token ids with the bounds of sentences and documents.
 
-A folder contains parts, `part-00000/` and so on. Each has three arrays, which are memory-mapped:
+A folder contains parts, `part-00000/` and so on. Each part has three memory-mapped arrays:
 
 - `tokens.npy`: uint16, or int32 if the vocabulary has more than 65,536 tokens; the tokens of all
   documents in order, without special tokens
-- `sentences.npy`: int64, begin of each sentence in the part's tokens, and the end of the last
-- `documents.npy`: int64, begin of each document in the part's sentences, and the end of the last
+- `sentences.npy`: int64, index of each sentence's first token in the part, and the last one's end
+- `documents.npy`: int64, index of each document's first sentence, and the last document's end
 
 `shards.json` lists the parts with their sizes. `albert-serve prepare` writes it last, so a folder
 with this file is complete. Until then, `partial.json` contains the list.
@@ -33,7 +33,7 @@ ARRAYS: Final = ("tokens", "sentences", "documents")
 SHARDS_FILE: Final = "shards.json"
 PARTIAL_FILE: Final = "partial.json"
 _TOKEN_DTYPES: Final = (np.uint16, np.int32)
-# Tokens are counted in pieces of this size, because bincount converts its input to int64.
+# Number of tokens to count together. bincount copies its input as int64, which takes memory.
 _PIECE_TOKENS: Final = 1 << 22
 
 
@@ -94,7 +94,7 @@ class CorpusManifest:
     """The content of `shards.json`.
 
     Attributes:
-        tokenizer_sha256: hash of the `tokenizer.json` that made the tokens.
+        tokenizer_sha256: hash of the `tokenizer.json` that produced the tokens.
         fingerprint: hash of everything that the tokens depend on.
     """
 
@@ -125,7 +125,7 @@ class CorpusManifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shards:
-    """A tokenised corpus of one or more parts; `CorpusManifest` describes the hashes."""
+    """A tokenised corpus of one or more parts, with the hashes that `CorpusManifest` describes."""
 
     parts: tuple[Shard, ...]
     tokenizer_sha256: str
@@ -133,11 +133,11 @@ class Shards:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of all parts."""
+        """Number of tokens in all parts."""
         return sum(part.num_tokens for part in self.parts)
 
     def token_counts(self, vocab_size: int) -> NDArray[np.int64]:
-        """Return the number of occurrences of each token; (vocab_size,) int64."""
+        """Return the number of occurrences of each token, as int64 (vocab_size,)."""
         counts = np.zeros(vocab_size, np.int64)
         for tokens in chain.from_iterable(map(_pieces, self.parts)):
             highest = int(tokens.max())
@@ -151,10 +151,10 @@ class Shards:
 
     @classmethod
     def open(cls, folder: Path, tokenizer_file: Path | None = None) -> Shards:
-        """Memory-map a folder that `albert-serve prepare` wrote; check its sizes and bounds.
+        """Memory-map a folder that `albert-serve prepare` wrote, and check its sizes and bounds.
 
         Args:
-            tokenizer_file: `tokenizer.json` that must have made the tokens; None for any.
+            tokenizer_file: `tokenizer.json` that must have produced the tokens, or None for any.
         """
         manifest = _read_manifest(folder)
         if tokenizer_file is not None:

@@ -17,29 +17,29 @@ from training.data.packing import Plan, Position, best_row_length, shortest_row_
 from training.errors import TrainingError
 from training.model.heads import Task
 
-# The length of packed rows is chosen for this number of batches.
+# The row length is chosen by packing this number of batches.
 NUM_SAMPLED_BATCHES: Final = 50
-# Minimum tokens of a forward pass; fewer tokens make matrix products slow.
+# Minimum number of tokens in a forward pass. With fewer tokens, matrix products are slow.
 _TOKENS_PER_PASS: Final = 1024
-# The length of rows of examples of similar lengths is a multiple of this number.
+# If rows contain examples of similar lengths, the row length is a multiple of this number.
 _ROW_MULTIPLE: Final = 16
 _ExampleT = TypeVar("_ExampleT")
 
 
 class TaskStream(Protocol):
-    """An endless task stream: the micro-batches of each step, determined by the seed."""
+    """An endless task stream. The seed determines the micro-batches of each step."""
 
     @property
     def name(self) -> str:
-        """The name, unique among a run's task streams."""
+        """The name of the stream, unique in a run."""
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """The tasks whose heads it trains."""
+        """The tasks whose heads the stream trains."""
 
     @property
     def losses(self) -> tuple[LossName, ...]:
-        """The losses of its micro-batches: one for each task, and additional losses."""
+        """The losses of the micro-batches: one for each task, and any additional losses."""
 
     def step(self) -> Sequence[MicroBatch]:
         """Return this process' micro-batches of the next step."""
@@ -55,15 +55,16 @@ class TaskStream(Protocol):
 class Division:
     """Division of a step's examples into micro-batches and among processes.
 
-    The loss is the mean over all examples of the step, in any division.
+    The division does not change the loss, which is the mean over all examples of the step.
 
     Attributes:
-        micro_batch_size: maximum examples of a micro-batch; None for one micro-batch per process.
+        micro_batch_size: maximum number of examples in a micro-batch, or None for one micro-batch
+            per process.
         rank: number of this process, which takes every `world_size`-th micro-batch.
         world_size: number of processes.
-        by_length: whether a micro-batch has examples of similar lengths, in rows as short as
-            possible. Without FlashAttention, as on a CPU, attention takes time quadratic in the
-            row length.
+        by_length: whether to group examples of similar lengths, in rows as short as possible.
+            Without FlashAttention, for example on a CPU, attention takes time quadratic in the row
+            length.
     """
 
     micro_batch_size: int | None = None
@@ -74,7 +75,7 @@ class Division:
     def parts(
         self, examples: Sequence[_ExampleT], size_of: Callable[[_ExampleT], int]
     ) -> list[Sequence[_ExampleT]]:
-        """Return the examples in parts of similar size, at least one part per process."""
+        """Divide the examples into parts of similar size, at least one part per process."""
         num_parts = max(
             self.world_size, -(-len(examples) // (self.micro_batch_size or len(examples)))
         )
@@ -86,7 +87,7 @@ class Division:
     def passes(
         self, examples: Sequence[_ExampleT], size_of: Callable[[_ExampleT], int]
     ) -> Iterator[Sequence[_ExampleT]]:
-        """Yield the examples of each forward pass of a part."""
+        """Yield a part's examples, divided into forward passes."""
         if not self.by_length:
             yield examples
             return
@@ -105,7 +106,7 @@ class Division:
 
     @property
     def micro_batches(self) -> slice:
-        """Slice of this process' micro-batches among all micro-batches of a step."""
+        """Slice that selects this process' micro-batches among all micro-batches of a step."""
         return slice(self.rank, None, self.world_size)
 
 
@@ -115,10 +116,10 @@ UNDIVIDED: Final = Division()
 
 @dataclass(kw_only=True)
 class ExampleStream(Generic[_ExampleT]):
-    """Task stream over the examples of one task, `batch_size` per step, each once per epoch.
+    """A task stream of one task's examples: `batch_size` per step, each once per epoch.
 
     Attributes:
-        row_length: maximum tokens of a row.
+        row_length: maximum number of tokens in a row.
         division: division of a step's examples; `step` returns this process' micro-batches.
     """
 
@@ -174,15 +175,15 @@ class ExampleStream(Generic[_ExampleT]):
         return [self.collate(examples) for examples in passes[self.division.micro_batches]]
 
     def size_of(self, example: Any) -> int:
-        """Return the number of tokens of an example's sequences."""
+        """Return the number of tokens in all sequences of an example."""
         return sum(example.lengths)
 
     def passes(self, examples: Sequence[Any]) -> Sequence[Sequence[Any]]:
-        """Return the examples of each forward pass of a part."""
+        """Return a part's examples, divided into forward passes."""
         return list(self.division.passes(examples, self.size_of))
 
     def collate(self, examples: Sequence[Any]) -> MicroBatch:
-        """Return examples as one micro-batch, in rows of the division's length."""
+        """Return examples as one micro-batch, in rows of the length that the division sets."""
         sizes = chain.from_iterable(example.lengths for example in examples)
         return self.pack(examples, self.division.row_length(sizes, self.row_length))
 
@@ -195,15 +196,15 @@ class ExampleStream(Generic[_ExampleT]):
         return [self._num_steps]
 
     def restore(self, state: Sequence[int]) -> None:
-        """Move to a number of steps."""
+        """Move to the position after a number of steps."""
         (self._num_steps,) = state
         self._batches = None
 
 
 def shuffled_batches(count: int, batch_size: int, seed: int) -> Iterator[list[int]]:
-    """Yield batches of indices below `count` endlessly; each epoch has a new permutation.
+    """Yield batches of indices below `count` endlessly, in a new random order in each epoch.
 
-    An epoch has every index once, in batches of similar sizes up to `batch_size`.
+    An epoch contains every index once, in batches of similar sizes up to `batch_size`.
     """
     num_batches = -(-count // batch_size)
     for epoch in naturals():
@@ -213,11 +214,11 @@ def shuffled_batches(count: int, batch_size: int, seed: int) -> Iterator[list[in
 
 @dataclass(kw_only=True)
 class PackedStream:
-    """Task stream over the packed rows of a plan.
+    """A task stream of the packed rows of a plan.
 
     Attributes:
         num_workers: number of data loader workers.
-        additional_losses: losses of its micro-batches in addition to one for each task.
+        additional_losses: losses of the micro-batches in addition to one for each task.
     """
 
     plan: Plan
@@ -231,7 +232,7 @@ class PackedStream:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """The tasks whose heads it trains."""
+        """The tasks whose heads the stream trains."""
         if self.plan.settings.sentence_task == "pairs":
             return ("sentence-order",)
         if self.plan.settings.sentence_task == "none":
@@ -257,11 +258,11 @@ class PackedStream:
         return batches
 
     def state(self) -> list[int]:
-        """Return epoch, window and row of the next step."""
+        """Return the epoch, window and row of the next step."""
         return list(self._position)
 
     def restore(self, state: Sequence[int]) -> None:
-        """Move to that epoch, window and row."""
+        """Move to a saved epoch, window and row."""
         self._position = Position(*state)
         self._steps = None
 
@@ -275,7 +276,7 @@ def example_stream(
     seed: int,
     division: Division = UNDIVIDED,
 ) -> ExampleStream[TokenisedExample]:
-    """Return the task stream of examples, packed into rows of the cheapest length."""
+    """Return the task stream of examples, packed into rows of the length that costs least."""
     batches = islice(shuffled_batches(len(examples), batch_size, seed), NUM_SAMPLED_BATCHES)
     return ExampleStream(
         task=task,

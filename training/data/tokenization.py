@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from training.data.corpus import CorpusPosition, Document, split_sentences
 from training.data.shards import ShardError
 
-# A chunk, a worker's task, is large enough to amortise its transfer and small enough for memory.
+# Limits of a chunk, a worker's task: large enough to amortise its transfer, but small in memory.
 _CHUNK_DOCUMENTS: Final = 256
 _CHUNK_CHARACTERS: Final = 1 << 18
 _BATCH_SENTENCES: Final = 1024
@@ -36,7 +36,7 @@ class Tokenised:
 
     Attributes:
         tokens: (T,) int32 ids, without special tokens.
-        lengths: (S,) int32 number of tokens of each sentence, none of them 0.
+        lengths: (S,) int32 number of tokens in each sentence, at least 1.
         end: position in the corpus right after the document.
     """
 
@@ -48,7 +48,7 @@ class Tokenised:
 def tokenise(
     documents: Iterable[Document], tokenizer_file: Path, *, num_workers: int
 ) -> Generator[list[Tokenised]]:
-    """Tokenise documents in chunks; the result is the same for any number of workers."""
+    """Tokenise documents in chunks, with the same result for any number of workers."""
     chunks = _chunks(documents)
     if num_workers == 1:
         return (_encode(tokenizer_file, chunk) for chunk in chunks)
@@ -60,12 +60,12 @@ def _tokenise_in_parallel(
 ) -> Generator[list[Tokenised]]:
     pool = ProcessPoolExecutor(
         num_workers,
-        # Fork is unsafe, because the libraries have threads.
+        # Fork is unsafe, because the libraries run threads.
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_worker,
     )
-    # Ctrl-C interrupts the main thread. While that thread starts a worker, an interrupt would break
-    # the worker. So another thread submits, whose signal mask the workers inherit.
+    # Ctrl-C interrupts the main thread, which would break a worker that is being started. So
+    # another thread submits, which blocks the signal. Workers inherit its signal mask.
     submitter = ThreadPoolExecutor(
         1, initializer=signal.pthread_sigmask, initargs=(signal.SIG_BLOCK, {signal.SIGINT})
     )
@@ -92,12 +92,12 @@ def _submit(
 ) -> Future[list[Tokenised]]:
     try:
         return pool.submit(_encode, tokenizer_file, chunk)
-    except OSError as error:  # A worker died while this thread started another.
+    except OSError as error:  # A worker died while this thread started another worker.
         raise BrokenProcessPool(str(error)) from error
 
 
 def _start_worker() -> None:
-    """Set up a worker with one thread, which exits with its parent."""
+    """Limit a worker to one thread, and let it exit with its parent."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
@@ -138,7 +138,7 @@ def _load_tokenizer(file: Path) -> Tokenizer:
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # "[SEP]" in a text is five characters, like in SentencePiece, not the end of a segment.
+    # As in SentencePiece, "[SEP]" in a text is five characters, not the end of a segment.
     tokenizer.encode_special_tokens = True
     return tokenizer
 

@@ -1,1 +1,1 @@
-"""Labelled texts of CSV, TSV, JSONL and Parquet files."""
+"""Labelled texts in CSV, TSV, JSONL and Parquet files."""

@@ -1,4 +1,4 @@
-"""Cells of tables: texts, the labels of a row, and the names of labels."""
+"""Contents of table cells: texts, the labels of a row, and label names."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, Final
 from albert_serve.bundle.manifest import ProblemType
 from training.data.labelled.columns import Columns
 
-# An integer that is written as a decimal fraction.
+# Matches an integer that is written with decimal places, such as 1.0.
 _INTEGER: Final = re.compile(r"(-?\d+)\.0*").fullmatch
 _INDICATORS: Final = {"1": True, "0": False, "true": True, "false": False}
 
 
 class LabelFormatError(ValueError):
-    """A column whose cells contain labels in another format."""
+    """A column whose labels are not in the expected format."""
 
 
 def cell_text(value: Any) -> str | None:
-    """Return a cell as text without surrounding spaces; None if it is empty or nested."""
+    """Return a cell as text without surrounding spaces, or None if it is empty or nested."""
     if not isinstance(value, str | int | float | Decimal | bytes) or _is_missing(value):
         return None
     if isinstance(value, bytes):
@@ -35,7 +35,7 @@ def cell_text(value: Any) -> str | None:
 
 
 def finite_number(value: Any) -> float | None:
-    """Return the number in a cell; None if it is not a finite number."""
+    """Return the number in a cell, or None if it is not a finite number."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -44,13 +44,14 @@ def finite_number(value: Any) -> float | None:
 
 
 def locate(part: str, text: str, start: int) -> int:
-    """Return the offset of a part of a text, which a file gives as `start`.
+    """Return the offset of a part of a text, correcting the offset `start` of a file if necessary.
 
-    If the part is not at `start`, its offset is the first of these that exists: the only occurrence
-    in the text, `start` as an offset in UTF-16, the only occurrence that overlaps `start`.
+    If the part is not at `start`, its offset is the first of these that exists: the part's only
+    occurrence in the text, `start` as an offset in UTF-16, the only occurrence that overlaps
+    `start`.
 
     Raises:
-        ValueError: none of these exists.
+        ValueError: none of these offsets exists.
     """
     if start >= 0 and text.startswith(part, start):
         return start
@@ -70,19 +71,19 @@ def locate(part: str, text: str, start: int) -> int:
 
 
 def from_utf_16(offset: int, text: str) -> int:
-    """Convert an offset in UTF-16 to an offset in code points."""
+    """Convert an offset in UTF-16 code units to an offset in code points."""
     beginning = text.encode("utf-16-le", "surrogatepass")[: 2 * max(offset, 0)]
     return len(beginning.decode("utf-16-le", "ignore"))
 
 
 def plain_number(label: str) -> str:
-    """Return a label; an integer loses its decimal places: 1.0 becomes 1."""
+    """Return a label without the decimal places of an integer: 1.0 becomes 1."""
     integer = _INTEGER(label)
     return integer[1] if integer else label
 
 
 def _is_missing(value: Any) -> bool:
-    """Return whether a cell is empty; an empty text is a value."""
+    """Return whether a cell has no value. An empty text is a value."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -94,15 +95,15 @@ def is_blank(value: Any) -> bool:
 def labels_in(
     values: Mapping[str, Any], names: Sequence[str], columns: Columns, problem: ProblemType
 ) -> tuple[str, ...] | None:
-    """Return the labels of a row, with 1.0 as 1; None if a cell is empty.
+    """Return the labels of a row, with 1.0 as 1, or None if a cell is empty.
 
     Args:
-        values: cells of the row, by column.
-        names: column of the labels, or columns of 0 and 1.
+    values: cells of the row, by column.
+    names: column of the labels, or one column of 0 and 1 for each label.
 
     Raises:
-        LabelFormatError: a cell contains a list instead of a text, or a text instead of a list.
-        ValueError: a cell is neither 0 nor 1, or contains bytes that are not UTF-8.
+    LabelFormatError: a cell contains a list instead of a text, or a text instead of a list.
+    ValueError: a cell is neither 0 nor 1, or contains bytes that are not UTF-8.
     """
     cells = [values[name] for name in names]
     if columns.indicators:
@@ -143,7 +144,7 @@ def labels_in(
 
 
 def label_key(name: str) -> str:
-    """Return the key that all spellings of a label have: no case or outer spaces, 1.0 as 1."""
+    """Return a key that all spellings of a label share: without case and outer spaces, 1.0 as 1."""
     return plain_number(name.strip()).casefold()
 
 
@@ -156,7 +157,7 @@ def first_spellings(names: Iterable[str]) -> list[str]:
 
 
 def label_indices(names: Sequence[str], labels: Iterable[str]) -> dict[str, int]:
-    """Return the index of each label's name; labels without a name are omitted.
+    """Map each label to the index of its name, and omit labels without a name.
 
     Names that differ only in case, as in older checkpoints, match only labels in the same case.
     """

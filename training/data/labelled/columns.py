@@ -1,6 +1,6 @@
-"""Columns of labelled files: the requested columns, or the usual columns of data sets.
+"""Columns of labelled files: the columns that users request, or the usual columns of data sets.
 
-The choices of multiple choice are in one column of lists (`choices`), or in a column for each
+In multiple choice, the choices are in one column of lists (`choices`), or in a column for each
 choice (`ending0`, `ending1`, ...).
 """
 
@@ -31,24 +31,24 @@ from training.data.corpus import CorpusError
 from training.data.labelled.rows import read_records
 
 _NUMBERED: Final = re.compile(r"(?:ending|choice|option|answer|candidate)_?(?:\d+|[A-H])")
-# Fields of a record of RACE, which has several questions on one passage.
+# Fields of a RACE record, which has several questions about one passage.
 _RACE: Final = frozenset({"article", "questions", "options", "answers"})
 _USUAL_CHOICES: Final = "choices, nor ending0, ending1, ..."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Names of the columns to read; None for the usual columns of data sets.
+    """Names of the columns to read, or None for the usual columns of data sets.
 
     Attributes:
         text: column of the text, or of the context of a question.
         pair: column of the second text, or of the question.
         label: column of the label.
-        delimiter: delimiter of CSV and TSV files; None to detect it.
+        delimiter: delimiter of CSV and TSV files, or None to detect it.
         needs_pair: whether each row needs a second text.
-        headerless: names of the columns of CSV and TSV files that may have no header.
+        headerless: names for the columns of CSV and TSV files that may have no header.
         indicators: columns of 0 and 1, one for each label, instead of `label`.
-        separator: separator of several labels in the column `label`.
+        separator: separator between several labels in the column `label`.
     """
 
     text: str | None = None
@@ -66,7 +66,7 @@ class Columns:
         return bool(self.indicators) or self.separator is not None
 
     def names_by_order(self, first: Sequence[str]) -> Sequence[str]:
-        """Return the column names of a file whose first row is data; none if it is a header."""
+        """Return the column names of a file whose first row is data, or none if it is a header."""
         return self.headerless if set(first).isdisjoint(self.headerless) else ()
 
 
@@ -81,7 +81,7 @@ class ColumnNames(NamedTuple):
         text: column of the text, or of the context of a question.
         pair: column of the second text, or of the question.
         labels: column of the label, or one column for each label.
-        choices: column of each choice, or the only column, of lists of choices.
+        choices: column of each choice, or a single column of lists of choices.
     """
 
     text: str
@@ -91,7 +91,7 @@ class ColumnNames(NamedTuple):
 
 
 class _UsualColumns(NamedTuple):
-    """The usual columns of data sets, and examples of them for an error."""
+    """The usual columns of data sets, and examples of these columns for error messages."""
 
     texts: Sequence[TextColumns]
     labels: Sequence[str]
@@ -111,13 +111,13 @@ _QUESTIONS: Final = _UsualColumns(
 
 
 class _MissingColumnsError(ValueError):
-    """Columns that a record does not have; the message gives their names."""
+    """An error that names the columns that a record lacks."""
 
 
 def read_columns(
     file: Path, columns: Columns, errors: list[str], *, needs_label: bool
 ) -> Iterator[tuple[Row, ColumnNames]]:
-    """Yield the records of a file with their columns; append an error if columns are missing."""
+    """Yield a file's records with their columns, or append an error if columns are missing."""
     usual = _PAIRED_TEXTS if columns.needs_pair else _ANY_TEXTS
     if not needs_label:
         usual = usual._replace(labels=())
@@ -127,7 +127,7 @@ def read_columns(
 def read_choice_columns(
     file: Path, columns: Columns, choices: Sequence[str], errors: list[str]
 ) -> Iterator[tuple[Row, ColumnNames | None]]:
-    """Yield the records of a file with their columns; None as the columns of a record of RACE."""
+    """Yield a file's records with their columns, or with None for a record in RACE's format."""
     if columns.has_several_labels:
         raise CorpusError(
             "Multiple choice has one right choice. Set only one --label-column, and no "
@@ -149,7 +149,7 @@ def _read_with(
 ) -> Iterator[tuple[Row, _NamesT]]:
     """Yield the records of a file with their columns.
 
-    Records with the same keys have the same columns, or one error. Rows of JSONL can differ.
+    Columns are found once for each set of keys, because rows of JSONL can have different keys.
 
     Args:
         find: function that returns the columns of a record.
@@ -161,7 +161,7 @@ def _read_with(
             names_of[keys] = []
             try:
                 names_of[keys].append(find(row))
-            except InvalidInputError as error:  # Columns differ only in case.
+            except InvalidInputError as error:  # raised if column names differ only in case
                 errors.append(f"{row.header}: {error}")
             except _MissingColumnsError as error:
                 errors.append(f"{row.header}: {error} {_describe(row)}")
@@ -179,10 +179,10 @@ def _describe(row: Row) -> str:
 def _find(
     row: Row, columns: Columns, usual: _UsualColumns, choices: Sequence[str] | None = None
 ) -> ColumnNames:
-    """Return the columns of a record: the requested columns, or the usual ones.
+    """Return the columns of a record: the requested columns, or the usual columns.
 
     Args:
-        choices: requested columns of the choices, if any; None if the task has no choices.
+        choices: requested columns of the choices, if any, or None if the task has no choices.
     """
     keys, has_label = row.values, bool(usual.labels)
     label_names = columns.indicators or (() if columns.label is None else (columns.label,))

@@ -1,4 +1,4 @@
-"""Files of labelled texts and questions in folders, by the names of their splits."""
+"""Files of labelled texts and questions in folders, selected by the split in their names."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Final, Literal, TypeAlias
 
 from training.data.corpus import CorpusError, find_files
 
-# The name of the task RACE in --task.
+# Name of RACE in --task.
 RACE: Final = "race"
 
 _Split: TypeAlias = Literal["train", "validation", "test"]
 
 _TABLES: Final = frozenset({".csv", ".tsv", ".jsonl", ".parquet", ".arrow"})
-# Files of multiple choice; the original files of RACE are .txt.
+# Suffixes of multiple-choice files. The original files of RACE are .txt.
 CHOICES: Final = _TABLES | {".txt"}
-# Maximum names of files to print.
+# Maximum number of file names to print.
 _MAX_PRINTED: Final = 8
-# Words in names of files and folders, as in `datasets`.
+# Words in file and folder names that give the split, as in `datasets`.
 _WORDS_OF: Final[Mapping[_Split, frozenset[str]]] = MappingProxyType(
     {
         "train": frozenset({"train", "training"}),
@@ -36,9 +36,9 @@ def labelled_files(
 ) -> list[Path]:
     """Return the files among `paths`, and the files with one of the suffixes in each folder.
 
-    If names in a folder contain splits, only the files of the first of `splits` in the folder are
-    returned. Files without a split's name then belong to training. Otherwise, all files are
-    returned.
+    If names in a folder contain splits, only the files of one split are returned: the first of
+    `splits` that the folder has. Files without a split in their names then belong to training.
+    Otherwise, all files are returned.
     """
     files: list[Path] = []
     for path in paths:
@@ -49,7 +49,7 @@ def labelled_files(
 def files_of_split(
     folder: Path, split: _Split, *, suffixes: frozenset[str] = _TABLES
 ) -> list[Path]:
-    """Return the files of a split in a folder, which may be none."""
+    """Return the files of a split in a folder, if there are any."""
     files = _readable(folder, suffixes)
     return [file for file in files if (_split_of(file, folder) or "train") == split]
 
@@ -79,12 +79,12 @@ def _files_in(folder: Path, splits: Sequence[_Split], suffixes: frozenset[str]) 
 def _readable(folder: Path, suffixes: frozenset[str]) -> list[Path]:
     try:
         return [file for file in find_files([folder]) if suffixes & set(file.suffixes)]
-    except CorpusError:  # The folder contains no file.
+    except CorpusError:  # raised if the folder contains no file
         return []
 
 
 def _split_of(file: Path, folder: Path) -> _Split | None:
-    """Return the split in the name of a file or one of its folders; None if there is none."""
+    """Return the split in the name of a file or one of its folders, or None if there is none."""
     for part in reversed(file.relative_to(folder).parts):
         words = set(_WORD.findall(part.lower()))
         for split, split_words in _WORDS_OF.items():
@@ -94,7 +94,7 @@ def _split_of(file: Path, folder: Path) -> _Split | None:
 
 
 def race_files(folder: Path, split: Literal["train", "dev"]) -> list[Path]:
-    """Return the files, or the folder, of a split of RACE (Lai et al. 2017).
+    """Return the files of a RACE split, or its folder (Lai et al. 2017).
 
     The official archive has a folder for each split, with `train/middle/*.txt` and so on. Passages
     may also be in files such as `train.middle.jsonl`, one passage per line.

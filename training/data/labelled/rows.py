@@ -1,4 +1,4 @@
-"""Rows of files of training data, and one list of the errors of all files."""
+"""Rows of training files, and a list of the errors in all files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ReadT = TypeVar("_ReadT")
 
 @contextmanager
 def collecting(errors: list[str], *kinds: type[TrainingError]) -> Iterator[None]:
-    """Append errors of data to a list, for `raise_listed` later, in a `with` statement.
+    """Append data errors to a list, which `raise_listed` raises later, in a `with` statement.
 
     Args:
         kinds: types of errors to append, in addition to CorpusError.
@@ -36,17 +36,17 @@ def collecting(errors: list[str], *kinds: type[TrainingError]) -> Iterator[None]
 
 
 def raise_listed(errors: Sequence[str]) -> None:
-    """Raise all errors together.
+    """Raise all errors together, if there are any.
 
     Raises:
-        CorpusError: there are errors; each one is an argument.
+        CorpusError: the list is not empty. Each error is an argument.
     """
     if errors:
         raise CorpusError(*errors)
 
 
 class OmittedRow(NamedTuple):
-    """A row that is omitted, and the reason."""
+    """An omitted row, and the reason."""
 
     reason: str
 
@@ -61,8 +61,8 @@ def read_records(
 
     The suffix gives the format: `.tsv`, `.csv`, `.jsonl`, `.ndjson` or `.json` (lines or an array),
     optionally with `.gz`, `.bz2`, `.xz` or `.zst`; `.parquet`; or `.arrow`, written by `datasets`.
-    Files with other suffixes are TSV if `delimiter` is a tab. A row that ends early has None in its
-    last columns.
+    Files with other suffixes are TSV if `delimiter` is a tab. If a row has too few cells, its last
+    columns are None.
     """
     is_named = has_known_suffix(file) or ".json" in file.suffixes
     default: Format | None = "tsv" if not is_named and delimiter == "\t" else None
@@ -81,7 +81,7 @@ def read_records(
 
 
 def _long_text(row: Row) -> str | None:
-    """Return the error of a row with a text whose tokenisation would need gigabytes."""
+    """Return an error if tokenising a text of the row would need gigabytes."""
     for name, value in row.values.items():
         if isinstance(value, str) and len(value) > MAX_CHARS:
             return (
@@ -103,7 +103,7 @@ def gather_rows(
 
     Args:
         read: function that yields the rows of a file, and appends its errors to `errors`.
-        name: plural noun for the rows, for the error.
+        name: plural noun for the rows, for the message of that error.
     """
     rows: list[_ReadT] = []
     omitted: Counter[str] = Counter()
@@ -122,7 +122,7 @@ def gather_rows(
 
 
 def print_omitted(num_omitted: int, num_rows: int, reason: str) -> str:
-    """Print the number of omitted rows and the reason; return the line."""
+    """Print the number of omitted rows with the reason, and return the line."""
     line = f"{num_omitted:,} of {num_rows:,} rows are omitted: {reason}."
     print(line)
     return line
