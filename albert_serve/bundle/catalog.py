@@ -15,7 +15,7 @@ from albert_serve.bundle.store import locate
 from albert_serve.errors import ConfigError
 from albert_serve.settings import Settings, store_tag
 
-# Names that URLs, metric labels and log lines can contain without escaping.
+# These names need no escaping in URLs, metric labels and log lines.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Catalogue:
 
     Attributes:
         bundles: folder or tag of each model's bundle, by the model's name.
-        preferred: configured default model; it may not exist.
+        preferred: configured default model, which may not exist.
     """
 
     bundles: Mapping[str, Path]
@@ -44,7 +44,7 @@ class Catalogue:
         return next(name for name in self.bundles if name in names)
 
     def open_bundles(self) -> tuple[dict[str, Bundle], dict[str, Exception]]:
-        """Return the bundles that can be opened, and the errors of the others, by name."""
+        """Return the bundles that can be opened, and the errors of the other bundles, by name."""
         opened: dict[str, Bundle] = {}
         errors: dict[str, Exception] = {}
         for name, bundle in self.bundles.items():
@@ -66,7 +66,7 @@ def read_catalogue(settings: Settings) -> Catalogue:
     if settings.models is None:
         assert settings.bundle is not None
         tag = store_tag(settings.bundle)
-        # The name is the link's own: its target may change.
+        # A link's own name is used, because its target may change.
         name = tag.partition(":")[0] if tag else Path(os.path.abspath(settings.bundle)).name
         bundles = {name: settings.bundle}
     else:

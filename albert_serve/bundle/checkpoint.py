@@ -1,4 +1,4 @@
-"""Checkpoints in place of bundles: each is exported into the cache once."""
+"""Checkpoints in place of bundles. Each checkpoint is exported into the cache once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG_FILE: Final = "config.json"
 # A folder with one of these files is a checkpoint: a model, an adapter, or one in Google's format.
 _CONFIG_FILES: Final = (CONFIG_FILE, "adapter_config.json", "albert_config.json")
 _OPTION: Final = re.compile(r"(?<![\w/])--[a-z]")
-# The second pattern matches the parts of a model of sentence-transformers, such as 1_Pooling.
+# The second pattern matches the parts of a sentence-transformers model, such as 1_Pooling.
 _CHECKPOINT_FILES: Final = ("*", "[0-9]_*/*")
 
 
@@ -35,9 +35,9 @@ def find_bundle(
     *,
     exports: bool = True,
 ) -> Path:
-    """Return a bundle's folder or tag; first download a model of the Hub, and export a checkpoint.
+    """Return a bundle's folder or tag, after downloading a Hub model and exporting a checkpoint.
 
-    A separate process exports, which needs the extra `train`. The cache stores the bundle of a
+    A separate process exports, which requires the extra `train`. The cache stores the bundle of a
     folder under the hash of its files, and the bundle of a model on the Hub under its commit.
 
     Args:
@@ -53,7 +53,7 @@ def find_bundle(
         return _find_on_hub(os.fspath(reference), precision, exports)
     if not exports or not _is_checkpoint(folder):
         return _bundle(folder, precision)
-    folder = Path(os.path.abspath(folder))  # a link's name, not its target's
+    folder = Path(os.path.abspath(folder))  # keeps the name of a link
     return _export(str(folder), folder.name, [*_hashes(folder)], precision)
 
 
@@ -79,7 +79,7 @@ def _private_folder(name: str) -> Path:
 
 
 def _find_on_hub(reference: str, precision: Precision | None, exports: bool) -> Path:
-    # The Hub's client takes time to import.
+    # These are imported only here, because the Hub's client takes time to import.
     from albert_serve.bundle.download import download_bundle
     from albert_serve.hub import HubModel, download
 
@@ -125,7 +125,7 @@ def _export(checkpoint: str, name: str, content: list[str], precision: Precision
             return bundle
         for leftover in exports.glob("*/.*"):  # killed exports leave these folders
             shutil.rmtree(leftover, ignore_errors=True)
-        bundle.parent.mkdir(mode=0o755, exist_ok=True)  # some umasks let the group write
+        bundle.parent.mkdir(mode=0o755, exist_ok=True)  # some umasks would let the group write
         sys.stderr.write(f"Exporting {checkpoint} in {precision} into the cache.\n")
         command = [sys.executable, "-m", "albert_serve", "export", checkpoint, str(bundle)]
         command += ["--precision", precision]
@@ -145,7 +145,7 @@ def _export(checkpoint: str, name: str, content: list[str], precision: Precision
 
 
 def _is_valid(bundle: Path) -> bool:
-    """Return whether a cached bundle can be opened; if not, remove it."""
+    """Return whether a cached bundle can be opened, and remove it if not."""
     try:
         Bundle.open(bundle)
     except BundleError as error:
@@ -156,7 +156,7 @@ def _is_valid(bundle: Path) -> bool:
 
 
 def _describe(output: str, checkpoint: str) -> str:
-    """Return an error of `albert-serve export` without options that the caller does not have."""
+    """Return the error message of `albert-serve export` without options that the caller lacks."""
     line = output.strip().rpartition("\n")[2].removeprefix("error: ")
     parts = re.split(r"(?<=[.;]) ", line)
     without_options = [part for part in parts if not _OPTION.search(part)]

@@ -19,8 +19,8 @@ from albert_serve.hub import HubModel, check_reachable, download
 def download_bundle(model: HubModel, snapshot: Path, cache: Path) -> Path:
     """Download a bundle with its model card, and return its folder, which has the model's name.
 
-    Files in the Hub's cache are not downloaded again. Without a connection, they are used as they
-    are. The folder has the content of one commit and does not change.
+    Files in the Hub's cache are not downloaded again, and are used as they are without a
+    connection. The folder has the content of one commit and does not change.
 
     Args:
         snapshot: folder named after the commit, with the manifest and the configuration, if the

@@ -63,7 +63,7 @@ CUDA_SUFFIX: Final = ".cuda.onnx"
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 Verification = Literal["hash", "size"]
 ComputePrecision = Literal["fp16", "bf16", "fp32"]
-# The parts that can stay in fp32 at a lower precision.
+# These parts can stay in fp32 if the other matrices have a lower precision.
 Part = Literal["embeddings", "attention", "ffn", "heads"]
 
 
@@ -79,7 +79,7 @@ class _Frozen(BaseModel):
 
 
 class FileEntry(_Frozen):
-    """One file of a bundle: its SHA-256 as hexadecimal digits, its size in bytes."""
+    """One file of a bundle: its SHA-256 as hexadecimal digits, and its size in bytes."""
 
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     size: int = Field(ge=0)
@@ -90,8 +90,8 @@ class Quality(_Frozen):
 
     Attributes:
         metric: name of the metric, such as "accuracy".
-        torch: metric of the checkpoint in torch, in fp32, in percent.
-        bundle: metric of the bundle, in percent.
+        torch: metric of the checkpoint in percent, computed by torch in fp32.
+        bundle: metric of the bundle in percent.
         count: number of predictions.
         data: names of the data files.
     """
@@ -104,7 +104,7 @@ class Quality(_Frozen):
 
     @property
     def cost(self) -> float:
-        """Percentage points lost; negative if the bundle is better."""
+        """The percentage points that export lost, negative if the bundle is better."""
         return self.torch - self.bundle
 
 
@@ -114,11 +114,11 @@ class HeadEntry(_Frozen):
     Attributes:
         graph: file of the graph from rows (R, H) to logits (R, num_outputs).
         labels: names of the outputs, in order, if they have names.
-        name: value of the parameter `head` for the default classifier (default: `default`).
+        name: name of the default classifier in requests (default: `default`).
         problem_type: Hugging Face's problem type of a text classifier.
         temperature: divisor of a classifier's logits before softmax or sigmoid.
-        null_score_diff_threshold: question answering: "no answer" wins if its logit exceeds the
-            best answer's by more than this. It was tuned on questions with and without answers.
+        null_score_diff_threshold: margin by which the logit of "no answer" must exceed the best
+            answer's in question answering. It was tuned on questions with and without answers.
         quality: quality that export measured.
     """
 
@@ -155,18 +155,18 @@ class Manifest(_Frozen):
 
     Attributes:
         config: keys of Hugging Face's `config.json`; `AlbertConfig.from_hf` reads them.
-        heads: entries by the name of their task; additional classifiers by `named_head`.
-        precision: storage type of matrices; int8 matrices are also multiplied in int8.
+        heads: entry of each head, by the name of its task, or by `named_head` if it is additional.
+        precision: storage type of matrices. int8 matrices are also multiplied in int8.
         kept_fp32: parts that stay in fp32.
-        parity: largest difference from torch of "encoder" and of each head, relative to the largest
-            value, or to 1 if all values are smaller.
+        parity: largest difference between torch and each graph ("encoder" and the heads), relative
+            to the largest value, or to 1 if all values are smaller.
         cuda_precision: type in which the encoder computes on CUDA.
-        cuda_parity: parity of the graphs for CUDA, emulated on a CPU, relative to torch with the
-            bundle's weights.
+        cuda_parity: parity between torch with the bundle's weights and the CUDA graphs, which a CPU
+            emulated.
         evaluation: metrics on held-out data, by name.
         provenance: records of training and export.
         examples: inputs that the page at `/` shows, by task.
-        sentence_vectors: default form of embeddings; None for the mean of all tokens' vectors.
+        sentence_vectors: default form of embeddings, or None for the mean of all token vectors.
     """
 
     format_version: int = _FORMAT_VERSION
@@ -203,7 +203,7 @@ class Manifest(_Frozen):
 
     @property
     def revision(self) -> str:
-        """12 hexadecimal digits that change with any byte of the bundle."""
+        """A hash of 12 hexadecimal digits, which changes with any byte of the bundle."""
         content = self.model_dump_json(exclude_none=True)
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
@@ -215,7 +215,7 @@ def head_name(head: str, entry: HeadEntry) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bundle:
-    """A verified bundle; `Bundle.open` makes it.
+    """A verified bundle, which `Bundle.open` makes.
 
     Attributes:
         folder: folder of the bundle's files.
@@ -231,8 +231,8 @@ class Bundle:
         """Read the manifest and check every file against it.
 
         Args:
-            verify: "hash" reads every byte; "size" checks only the files' sizes, for a folder that
-                was verified before. Both check the weights' shapes.
+            verify: "hash" to read every byte, or "size" to check only the files' sizes, for a
+                folder that was verified before. Both check the weights' shapes.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -258,7 +258,7 @@ class Bundle:
 
     @property
     def tokenizer_file(self) -> Path:
-        """The `tokenizers` file."""
+        """The file of the `tokenizers` library."""
         return self.folder / TOKENIZER_FILE
 
     @property
@@ -320,7 +320,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _from_version_2(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of version 2, whose entries of tasks contain heads, in version 3."""
+    """Convert version 2 of a manifest, in which tasks contain heads, to version 3."""
     heads: dict[str, Any] = {}
     for task, entry in content["tasks"].items():
         quality = content.get("quality", {}).get(task)

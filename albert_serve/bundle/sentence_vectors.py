@@ -1,8 +1,8 @@
 """The form of embeddings, in the files of `sentence-transformers`.
 
-A folder with `modules.json` is one of its models: the encoder (Transformer), then Pooling, then
-Normalize. Its limit of tokens is the encoder's `max_seq_length` or, as version 6 saves it, the
-tokenizer's `model_max_length`.
+A folder with `modules.json` is a sentence-transformers model: the encoder (Transformer), then
+Pooling, then Normalize. Its maximum length is the encoder's `max_seq_length` or, if version 6 saved
+the model, the tokenizer's `model_max_length`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from albert_serve.files import read_small_file, write_atomically
 SentencePooling: TypeAlias = Literal["mean", "cls", "max"]
 
 MODULES_FILE: Final = "modules.json"
-# Patterns of the files, for a download.
+# Patterns of the files that a download needs.
 SENTENCE_FILES: Final = (
     MODULES_FILE, "config_sentence_transformers.json", "sentence_*_config.json",
     "*_Pooling/config.json", "config_setfit.json", "model_head.pkl",
@@ -32,7 +32,7 @@ _LIBRARY: Final = "sentence_transformers."
 _MODULES: Final = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 _MODE_KEY: Final = "pooling_mode"
 _MAX_BYTES: Final = 1 << 20
-# The shortest text is [CLS], a token, [SEP].
+# The shortest encoded text is [CLS], one token and [SEP].
 _MIN_LENGTH: Final = 3
 
 _ContentT = TypeVar("_ContentT")
@@ -43,10 +43,10 @@ class SentenceVectors:
     """The form of the embeddings that a model was trained to give.
 
     Attributes:
-        pooling: the mean of all tokens' vectors including [CLS] and [SEP], the vector of [CLS], or
+        pooling: the mean of all token vectors including [CLS] and [SEP], the vector of [CLS], or
             the maximum over all tokens in each dimension.
         normalize: whether a vector is scaled to length 1.
-        max_length: maximum tokens, including [CLS] and [SEP]; None for all positions.
+        max_length: maximum number of tokens, including [CLS] and [SEP], or None for all positions.
     """
 
     pooling: SentencePooling = "mean"
@@ -68,12 +68,12 @@ class _Module(BaseModel):
 
     @property
     def kind(self) -> str:
-        """The class name if the module is the library's, otherwise the complete type."""
+        """The class name of one of the library's modules, or another module's complete type."""
         return self.type.rpartition(".")[2] if self.type.startswith(_LIBRARY) else self.type
 
 
 class _Keys(BaseModel):
-    """The supported keys in the files of the library, the tokenizer and the encoder."""
+    """The supported keys in the files of `sentence-transformers`, the tokenizer and the encoder."""
 
     default_prompt_name: str | None = None
     prompts: dict[str, str | None] = {}
@@ -105,14 +105,14 @@ def write_sentence_vectors(vectors: SentenceVectors, folder: Path, *, hidden_siz
 
 
 def encoder_folder(folder: Path) -> Path:
-    """Return the folder of a checkpoint's encoder; `modules.json` may name a subfolder."""
+    """Return the folder of a checkpoint's encoder, which `modules.json` may name."""
     modules = _read(folder / MODULES_FILE, list[_Module], [])
     return folder / modules[0].path if modules else folder
 
 
 def read_sentence_vectors(folder: Path) -> SentenceVectors | None:
-    """Read the form of a checkpoint's embeddings; None if it is not an embedding model."""
-    # A head of SetFit is a pickle file, which may run any code.
+    """Return the form of a checkpoint's embeddings, or None if it is not an embedding model."""
+    # A SetFit head is a pickle file, which could run any code.
     if setfit := [name for name in _SETFIT_FILES if (folder / name).exists()]:
         raise ConfigError(
             f"{folder} is a SetFit model ({', '.join(setfit)}), whose classifier is not supported. "
@@ -155,7 +155,7 @@ def _check_settings(file: Path) -> None:
 
 
 def _read_pooling(file: Path) -> SentencePooling:
-    """Return the pooling, which versions before 6 write as several booleans."""
+    """Return the pooling, which versions of the library before 6 write as several booleans."""
     config = _read(file, dict[str, Any])
     modes = config.get(_MODE_KEY)
     if modes is None:
@@ -172,7 +172,7 @@ def _read_pooling(file: Path) -> SentencePooling:
 
 
 def _read_max_length(encoder: Path) -> int | None:
-    """Return the maximum tokens, if they are less than the encoder's positions."""
+    """Return the maximum number of tokens, if it is less than the number of positions."""
     limit = None
     for file in encoder.glob("sentence_*_config.json"):
         config = _read(file, _Keys)
@@ -189,7 +189,7 @@ def _read_max_length(encoder: Path) -> int | None:
 
 
 def _read(file: Path, kind: type[_ContentT], default: _ContentT | None = None) -> _ContentT:
-    """Return the content of a JSON file; if it does not exist, the default, if any."""
+    """Return the content of a JSON file, or the default, if there is one, for a missing file."""
     if default is not None and not file.is_file():
         return default
     try:

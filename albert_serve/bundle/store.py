@@ -16,7 +16,7 @@ def locate(bundle: Path) -> Path:
     tag = store_tag(bundle)
     if tag is None:
         return bundle
-    # BentoML is not needed to score a file or inspect a folder.
+    # BentoML is imported only here, because it is not needed to score a file or inspect a folder.
     import bentoml
     from bentoml.exceptions import BentoMLException
 

@@ -1,7 +1,7 @@
 """The header of `model.safetensors`, and the shapes that a configuration requires.
 
 The file is 8 bytes of header length (little endian), a JSON header and the tensors' bytes
-(https://github.com/huggingface/safetensors#format). The names are Hugging Face's.
+(https://github.com/huggingface/safetensors#format). The tensors have Hugging Face's names.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ TaskName = Literal[
 Shape = tuple[int, ...]
 CLASSIFICATION: Final[TaskName] = "text-classification"
 TOKENS: Final[TaskName] = "token-classification"
-# A classifier has this name; its head is `text-classification/NAME`, and file names contain it.
+# A classifier has such a NAME. Its head is `text-classification/NAME`, and file names contain NAME.
 HEAD_NAME: Final = "[a-z0-9][a-z0-9_-]{0,63}"
 WORDS: Final = "albert.embeddings.word_embeddings.weight"
-# The scales of an int8 matrix, one per output, have its name with this suffix.
+# An int8 matrix has one scale per output, in a tensor with its name and this suffix.
 SCALE_SUFFIX: Final = "_scale"
-# The factors of its inputs have this suffix, if rows are smoothed before they are quantised.
+# If the matrix's inputs are smoothed before they are quantised, their factors have this suffix.
 SMOOTHING_SUFFIX: Final = "_smoothing_scale"
-# 100,000 tensors; the safetensors library reads six times as much.
+# This is enough for 100,000 tensors. The safetensors library reads six times as much.
 _MAX_HEADER_BYTES: Final = 16 << 20
 _MAX_DIMENSIONS: Final = 8
 _MAX_SIZE: Final = 1 << 48
@@ -80,7 +80,7 @@ class StoredTensor:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file by name, without unused outputs."""
+    """Return the tensors of a safetensors file by name, without the outputs that no head uses."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
@@ -119,12 +119,12 @@ def _used_rows(name: str, tensor: StoredTensor) -> StoredTensor:
 
 
 def is_task(head: str) -> TypeGuard[TaskName]:
-    """Return whether a head has the name of its task: the task's only head, or its default head."""
+    """Return whether a head has its task's name, like a task's only head or default head."""
     return head in get_args(TaskName)
 
 
 def named_head(name: str) -> str:
-    """Return the head of the additional text classifier of this name."""
+    """Return the head of the additional text classifier with this name."""
     return f"{CLASSIFICATION}/{name}"
 
 
@@ -134,12 +134,12 @@ def task_of(head: str) -> str:
 
 
 def name_of(head: str) -> str:
-    """Return the name of an additional text classifier's head; empty for other heads."""
+    """Return the name of an additional text classifier, or an empty text for other heads."""
     return head.partition("/")[2]
 
 
 def output_layer(head: str) -> str:
-    """Return the prefix of the weights of a head's last linear map, except for fill-mask."""
+    """Return the prefix of the weights of a head's last linear map. Fill-mask has no such map."""
     name = name_of(head)
     return f"heads.{name}.classifier" if name else OUTPUT_LAYERS[head]
 
@@ -148,7 +148,7 @@ def expected_shapes(config: AlbertConfig, heads: Mapping[str, int]) -> dict[str,
     """Return the shape of every weight that the backbone and the heads need, by name.
 
     Args:
-        heads: number of outputs by head: a task's name, or `named_head`.
+        heads: number of outputs of each head, which is a task's name or `named_head`.
     """
     shapes = _embedding_shapes(config)
     attentions, ffns = zip(*config.layer_plan, strict=True)
@@ -181,7 +181,7 @@ def layer_name(block: int, config: AlbertConfig) -> str:
 
 
 def stored_name(name: str, stored: Mapping[str, object]) -> str:
-    """Return the name in the file; a bare `AlbertModel` is saved without the prefix `albert.`."""
+    """Return a weight's name in the file, which lacks `albert.` if it has a bare `AlbertModel`."""
     bare_name = name.removeprefix("albert.")
     return bare_name if bare_name in stored and name not in stored else name
 

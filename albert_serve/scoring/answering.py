@@ -1,4 +1,4 @@
-"""Answer rows in parts; a row that cannot be answered has an error instead."""
+"""Answer rows in parts. A row that cannot be answered gets an error instead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from albert_serve.tasks.text_classification import no_head
 
 
 class Scorer(Protocol):
-    """Scorer of the requests of one task.
+    """The interface of a scorer, which answers requests of one task.
 
     Attributes:
         task: name of the task.
@@ -31,11 +31,11 @@ class Scorer(Protocol):
     heads: Sequence[str]
 
     def text_length(self, parameters: Mapping[str, Any]) -> int:
-        """Return the maximum number of tokens of a text, given the parameters of a request."""
+        """Return the maximum number of tokens in a text, given the parameters of a request."""
         ...
 
     def run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
-        """Return the result of each request, in order; if a request failed, its error."""
+        """Return the result of each request, or its error if it failed, in order."""
         ...
 
 
@@ -65,7 +65,7 @@ def answer_batches(
     """Yield the rows of each batch with their results.
 
     Args:
-        total: counts of the previous parts; the counts of each new part are added.
+        total: counts of the previous parts, to which the counts of each new part are added.
     """
     total = Counts() if total is None else total
     _check_errors(total, options.error_limit)
@@ -77,7 +77,7 @@ def answer_batches(
 
 
 def _answer(scorer: Scorer, reader: RowReader, batch: RowBatch) -> ScoredPart:
-    """Return rows with their results; a row that is not a valid request has an error."""
+    """Return rows with their results. The result of an invalid request is an error."""
     results: dict[int, RowResult] = {}
     requests: dict[int, TaskRequest] = {}
     for index in range(len(batch.values)):

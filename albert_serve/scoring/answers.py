@@ -1,4 +1,4 @@
-"""The tasks that can be scored: the columns of an item, and the columns of its answer in a table.
+"""The tasks that can be scored, with the columns of an item and of its answer in a table.
 
 In JSONL, an answer is one value, `output`. In a table (CSV, TSV, Parquet), it has several columns,
 which are the same for all rows. To add a task, add an entry to `SCORED_TASKS`.
@@ -33,13 +33,13 @@ class _ScoredTask:
     """The columns of a task's items and answers.
 
     Attributes:
-        fields: names of an item's fields. An item with one field is its value; others are objects.
-        required: sets of fields; an item needs all fields of one set.
+        fields: names of an item's fields. An item with only one field is not an object.
+        required: sets of fields. An item needs all fields of at least one set.
         columns: Arrow types of the answer's columns, by name.
-        to_columns: function from an item's JSON answer to column values; others are null.
-        texts: additional names that columns of the first two fields can have.
+        to_columns: function from an item's JSON answer to the column values that are not null.
+        texts: other usual column names of the first two fields.
         defaults: default parameters of the job.
-        optional_columns: parameter of the job that adds a column, by column.
+        optional_columns: the job parameter that adds an optional column, by column.
     """
 
     fields: tuple[str, ...]
@@ -51,7 +51,7 @@ class _ScoredTask:
     optional_columns: Mapping[str, str] = field(default_factory=dict)
 
 
-# Every table has these columns next to the answer; JSONL omits null values.
+# Every table has these columns next to the answer. JSONL omits them if they are null.
 _NOTES: Final[_Types] = {
     "warnings": pa.list_(_TEXT),
     "truncated_tokens": _INTEGER,
@@ -63,7 +63,7 @@ OUTPUT: Final = "output"
 
 
 def _fill_mask(output: Any) -> dict[str, Any]:
-    """Return the columns of a text's predictions, including the best token of a single mask."""
+    """Return the columns of a text's predictions, with the best token if there is only one mask."""
     predictions = output if output and isinstance(output[0], list) else [output]
     if len(predictions) > 1 or not predictions[0]:
         return {"predictions": predictions}
@@ -77,7 +77,7 @@ def _fill_mask(output: Any) -> dict[str, Any]:
 
 
 def _best_and_all(name: str) -> Callable[[Any], dict[str, Any]]:
-    """Return a function that makes columns of a ranking: its best entry, and all entries."""
+    """Return a function that turns a ranking into columns: its best entry, and all entries."""
 
     def columns(output: Any) -> dict[str, Any]:
         ranking = output if isinstance(output, list) else [output]
@@ -171,7 +171,7 @@ SCORED_TASKS: Final[dict[str, _ScoredTask]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowResult:
-    """Result of a row.
+    """The result of a row.
 
     Attributes:
         values: JSON values: `output` and notes, or `error` and `error_type`.
@@ -212,7 +212,7 @@ JSON_NAMES: Final = frozenset({OUTPUT, *_NOTES})
 
 
 def table_values(task: str, result: RowResult) -> dict[str, Any]:
-    """Return a result's values by column of a table."""
+    """Return a result's values by table column."""
     notes = {name: value for name, value in result.values.items() if name != OUTPUT}
     if OUTPUT not in result.values:
         return notes

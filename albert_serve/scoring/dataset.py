@@ -27,20 +27,20 @@ def score_dataset(data: Any, scorer: Scorer, options: ScoreOptions | None = None
     """Return the rows with their answers, which are computed while the result is read.
 
     Args:
-        data: iterable of texts or dictionaries; or a table: a pyarrow dataset, or an object with
-            Arrow's stream interface, such as a pyarrow table, a record batch reader, or a
-            DataFrame of polars or pandas (2.2 or newer).
+        data: iterable of texts or dictionaries, or a table. A table is a pyarrow dataset, or an
+            object with Arrow's stream interface, such as a pyarrow table, a record batch reader, or
+            a DataFrame of polars or pandas (2.2 or newer).
         scorer: scorer of the task.
-        options: options of the job; parameters, columns, keep, errors, max_errors and part_rows
-            are used.
+        options: options of the job. Only parameters, columns, keep, errors, max_errors and
+            part_rows are used.
 
     Returns:
-        An iterator over dictionaries, like rows of JSONL; for a table, a
-        `pyarrow.RecordBatchReader`.
+        A `pyarrow.RecordBatchReader` for a table, or else an iterator over dictionaries, like rows
+        of JSONL.
 
     Raises:
         InvalidInputError: an option is invalid, or the table lacks a column that is read.
-        JobError: the job ends early; raised while the result is read.
+        JobError: the job ends early. This is raised while the result is read.
     """
     options = options or ScoreOptions()
     if hasattr(data, "scanner"):

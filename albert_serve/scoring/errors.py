@@ -1,4 +1,4 @@
-"""Errors that end a job; the exit status shows a scheduler whether to repeat the job."""
+"""Errors that end a job. Their exit statuses tell a scheduler whether to repeat the job."""
 
 from __future__ import annotations
 

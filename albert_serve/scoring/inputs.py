@@ -30,16 +30,16 @@ from albert_serve.tables.rows import check_names
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputFile:
-    """Input file.
+    """An input file of a job.
 
     Attributes:
-        columns: Arrow types of the columns by name, None for text; None for JSONL, whose rows can
-            have different columns.
-        partition: pyarrow scalars of the columns that the file's folders name; they replace columns
-            of the file.
-        is_guess: whether the format is JSONL by default, because the name does not show it.
-        num_rows: number of rows of Parquet and Arrow; otherwise 0.
-        version: device, inode, size and modification time when the file was opened; None for a
+        columns: Arrow type of each column, or None for a text column. `columns` is None for JSONL,
+            whose rows can have different columns.
+        partition: values (pyarrow scalars) of the columns that the file's folders name. They
+            replace columns of the file.
+        is_guess: whether JSONL is assumed, because the file's name does not show a format.
+        num_rows: number of rows in a Parquet or Arrow file, or 0 for other formats.
+        version: device, inode, size and modification time when the file was opened, or None for a
             stream.
     """
 
@@ -89,7 +89,7 @@ class InputFile:
 
     @property
     def num_bytes(self) -> int:
-        """Size on disk when the file was opened; 0 for a stream."""
+        """The size on disk when the file was opened, or 0 for a stream."""
         return 0 if self.version is None else self.version[2]
 
     def check_unchanged(self) -> None:
@@ -112,13 +112,13 @@ class RowBatch:
     """Rows of one input file that are answered and written together.
 
     Attributes:
-        values: values of each row by column; for Arrow, only columns that the task reads, and
-            structures without null fields.
-        locations: file and line, or number, of each row, for messages.
+        values: values of each row, by column. For Arrow, these are only the columns that the task
+            reads, and structures have no null fields.
+        locations: file and line (or row number) of each row, for messages.
         errors: error of each row that cannot be read, by index.
         is_text: whether all values are text, as in CSV.
-        kept_columns: Arrow record batch of the columns that the output keeps; None if they are in
-            `values`.
+        kept_columns: Arrow record batch of the columns that the output keeps, or None if they are
+            in `values`.
         position: number of bytes of the input up to the end of the rows.
     """
 
@@ -132,12 +132,12 @@ class RowBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowSelection:
-    """Columns to read, and limits of a batch.
+    """The columns to read, and the limits of a batch.
 
     Attributes:
         fields: function from a table's columns to the columns that the task reads.
-        keep: columns that the output keeps; None for all.
-        max_rows: maximum number of rows of a batch.
+        keep: columns that the output keeps, or None for all.
+        max_rows: maximum number of rows in a batch.
         max_bytes: approximate maximum size of a batch.
     """
 
@@ -174,7 +174,7 @@ def _checked(source: InputFile) -> Iterator[None]:
     source.check_unchanged()
 
 
-# Yields the rows that are not skipped; returns the number of skipped rows.
+# A generator that yields the rows that are not skipped, and returns the number of skipped rows.
 _Reading: TypeAlias = Generator[RowBatch, None, int]
 
 
@@ -316,7 +316,7 @@ def _is_binary(kind: Any) -> bool:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a value without null fields: in Arrow, each row has all fields of a structure."""
+    """Return a value without null fields, which Arrow adds so that all rows have equal fields."""
     if not isinstance(value, dict):
         return value
     return {name: _without_nulls(part) for name, part in value.items() if part is not None}

@@ -50,10 +50,10 @@ def score_files(
     Args:
         scorer: scorer of the task.
         inputs: files, globs and folders; `-` is standard input.
-        output: file, which is replaced when the job is complete; folder, which contains the parts;
-            or `-`, a pipe or a device, which is written immediately.
+        output: file, which is replaced when the job is complete, or folder, which contains the
+            parts. A pipe, a device or `-` is written immediately.
         options: options of the job (default: `ScoreOptions()`).
-        is_stopped: function that is called after each part; the job stops if it returns true.
+        is_stopped: function that is called after each part. If it returns true, the job stops.
 
     Returns:
         The counts of the rows, and the throughput.
@@ -101,12 +101,12 @@ def score_files(
 
 
 def output_path(output: str | Path) -> Path:
-    """Return the path of an output; `-` is standard output."""
+    """Return the path of an output, which is standard output for `-`."""
     return Path(_STDOUT if str(output) == "-" else output)
 
 
 def _check_links(target: Path) -> None:
-    """Reject a symbolic link that leads to itself; a link to a missing file is valid."""
+    """Reject a symbolic link that leads to itself. A link to a missing file is valid."""
     try:
         target.stat()
     except OSError as error:
@@ -149,7 +149,7 @@ def _open_sources(
 
 @dataclass(kw_only=True)
 class _Job:
-    """Run of a job."""
+    """One run of a job."""
 
     scorer: Scorer
     sources: Sequence[InputFile]
@@ -162,7 +162,7 @@ class _Job:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether all input can be read again, which is not so for pipes."""
+        """Whether all input can be read again, which excludes pipes."""
         return not any(is_stream(source.path) for source in self.sources)
 
     def write_stream(self, target: Path) -> ScoreSummary:
@@ -179,13 +179,13 @@ class _Job:
         return self._current_summary()
 
     def write_parts(self, target: Path, *, is_folder: bool) -> ScoreSummary:
-        """Write parts; join them unless the output is a folder."""
+        """Write parts, and join them unless the output is a folder."""
         resolved = target.resolve()
         with PartFolder.open(
             resolved if is_folder else resolved.with_name(f"{resolved.name}.parts"),
             self.kind.suffix,
             self._description(),
-            # A pipe cannot be read again.
+            # Old parts are useless if the input is a pipe, which cannot be read again.
             restart=self.options.restart or not self.is_resumable,
             is_temporary=not is_folder,
         ) as parts:
@@ -203,7 +203,7 @@ class _Job:
                 for part in answered:
                     write(part)
                     self._check_stopped(_RESUME if self.is_resumable else "")
-            if not parts.counts:  # an empty table also has columns
+            if not parts.counts:  # so that an empty table has columns
                 write(ScoredPart())
             if is_folder:
                 parts.finish()
@@ -227,7 +227,7 @@ class _Job:
         return read_batches(self.sources, self.reader.selection, num_skipped)
 
     def _parts(self, batches: Iterator[RowBatch]) -> Generator[ScoredPart, None, None]:
-        """Yield the answered parts; count them and show the progress."""
+        """Yield the answered parts, count them, and show the progress."""
         summary, title = self.summary, self.scorer.task
         num_bytes = sum(source.num_bytes for source in self.sources) if self.is_resumable else 0
         scale: dict[str, Any] = {"unit": "rows"}
@@ -249,7 +249,7 @@ class _Job:
     def _advance(self, bar: tqdm[Any], part: ScoredPart) -> None:
         summary, position = self._current_summary(), part.batch.position
         if not bar.n and summary.num_resumed_rows:
-            # The bar computes the throughput from its initial value.
+            # The bar excludes its initial value from the throughput.
             bar.initial = bar.n = position * summary.num_resumed_rows // summary.num_rows
         speed = f"{summary.num_rows} rows, {summary.rows_per_s:.1f} rows/s"
         speed += f", {summary.tokens_per_s:.0f} tokens/s"
@@ -308,7 +308,7 @@ def _open_stream(target: Path) -> Iterator[BinaryIO]:
     """Open a pipe or a device."""
     if is_stdout(target):
         sys.stdout.flush()
-        # A duplicate keeps the position; opening the path would start at the beginning of the file.
+        # A duplicate keeps the position. Opening the path would start at the file's beginning.
         stream: BinaryIO = open(os.dup(1), "wb")  # noqa: SIM115  # closed below
     else:
         stream = target.open("wb")

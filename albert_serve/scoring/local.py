@@ -1,4 +1,4 @@
-"""Answer requests with an engine in this process; inputs of similar lengths share a batch."""
+"""Answer requests with an engine in this process. Inputs of similar lengths share a batch."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from albert_serve.tasks.base import Runner, finish_all, group_by_length, inputs_
 from albert_serve.tasks.question_answering.task import DEFAULT_MAX_SEQ_LEN
 from albert_serve.tasks.text_length import text_length
 
-# Enough batches for the engine's parallel sessions. More would need much memory, because logits of
-# fill-mask are as wide as the vocabulary.
+# This many batches keep the engine's threads busy. More would need much memory, because fill-mask
+# logits are as wide as the vocabulary.
 _NUM_CONCURRENT_BATCHES: Final = 8
 
 
 class LocalScorer:
-    """Scorer that runs a model in this process.
+    """A scorer that runs a model in this process.
 
     Args:
         engine: engine that runs the model.
         task: name of the task, such as "fill-mask".
         setup: tokenizer and labels of the model.
         identity: properties of the model that determine its answers, such as its revision.
-        training: training section of the manifest, which has the length of texts.
+        training: training section of the manifest, which contains the length of training texts.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class LocalScorer:
         return cls(engine, task, setups[task], identity, training)
 
     def text_length(self, parameters: Mapping[str, Any]) -> int:
-        """Return the maximum number of tokens of a text, given the parameters of a request.
+        """Return the maximum number of tokens in a text, given the parameters of a request.
 
-        For question answering, this is the maximum of the question; contexts have no maximum.
+        For question answering, this is the maximum for the question. Contexts have no maximum.
         """
         if self.task == "question-answering":
             max_positions = min(self._setup.max_positions, DEFAULT_MAX_SEQ_LEN)
@@ -101,7 +101,7 @@ class LocalScorer:
         return min(length, max_length) if is_pooled and max_length else length
 
     def _max_positions(self, head: str | None, pooling: str | None) -> int:
-        """Return the maximum length of a text in training; for token vectors, all positions."""
+        """Return the maximum length of texts in training, or all positions for token vectors."""
         if pooling == "none":
             return self._setup.max_positions
         return self._lengths.get(head, self._lengths[None])
@@ -117,7 +117,7 @@ class LocalScorer:
         return self._tasks[length]
 
     def run(self, requests: Sequence[TaskRequest]) -> list[RowResult]:
-        """Return the result of each request, in order; if a request failed, its error."""
+        """Return the result of each request, or its error if it failed, in order."""
         rows = [_Row(self._task_of(request), request) for request in requests]
         inputs = [(row, number) for row in rows for number in range(len(row.inputs))]
         encoder_inputs = [row.inputs[number] for row, number in inputs]
@@ -132,10 +132,10 @@ class LocalScorer:
 
 
 class _Row:
-    """Request of a row, its logits and its result.
+    """A row's request, logits and result.
 
     Attributes:
-        inputs: encoder inputs of all items; empty if the request is invalid.
+        inputs: encoder inputs of all items, or none if the request is invalid.
     """
 
     def __init__(self, task: Task, request: TaskRequest) -> None:
@@ -152,7 +152,7 @@ class _Row:
         self.inputs = inputs_of(self._items)
 
     def take(self, number: int, num_tokens: int, outcome: Logits | AlbertServeError) -> None:
-        """Store the logits or the error of an input; after the last input, make the answer.
+        """Store the logits or the error of an input, and make the answer after the last input.
 
         The answer is made immediately to free the logits, which can be as wide as the vocabulary.
         """
@@ -170,7 +170,7 @@ class _Row:
                 self._error = error
 
     def result(self) -> RowResult:
-        """Return the result; all inputs must have logits or errors."""
+        """Return the result. Call this after all inputs have logits or errors."""
         if self._error is not None:
             return RowResult.of_error(self._error)
         answers = self._answers
@@ -184,7 +184,7 @@ class _Row:
 
 
 def _run(engine: Runner, inputs: Sequence[EncoderInput]) -> list[Logits | AlbertServeError]:
-    """Return the logits or the error of each input; split a failing batch to find the cause."""
+    """Return the logits or the error of each input, splitting a failing batch to find the cause."""
     try:
         return list(engine.run(inputs))
     except AlbertServeError as error:

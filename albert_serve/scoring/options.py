@@ -1,4 +1,4 @@
-"""Options and summary of a job."""
+"""The options and the summary of a job."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ PART_ROWS: Final = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreOptions:
-    """Options of a job.
+    """The options of a job.
 
     Attributes:
         parameters: task parameters for every row; parameters of a row take precedence.
-        truncation: whether long texts are truncated, unless a parameter sets it; if not, their
-            rows fail.
-        columns: name of the input column, by field of the task (default: the field's name).
+        truncation: whether long texts are truncated. Otherwise, their rows fail. A parameter of the
+            same name takes precedence.
+        columns: input column of each field of the task (default: the column with the field's name).
         keep: input columns to keep in the output (default: all).
-        errors: "keep" to keep rows that fail, with the error; "fail" to end the job.
+        errors: "keep" to keep failed rows with their errors, or "fail" to end the job.
         max_errors: maximum number of rows that may fail (default: unlimited).
         part_rows: maximum number of rows in a part.
         restart: whether existing parts are discarded.
@@ -64,13 +64,13 @@ class ScoreOptions:
 
     @property
     def error_limit(self) -> int | None:
-        """Maximum number of rows that may fail; None if unlimited."""
+        """The maximum number of rows that may fail, or None if it is unlimited."""
         return 0 if self.errors == "fail" else self.max_errors
 
 
 @dataclass(kw_only=True, slots=True)
 class Counts:
-    """Counts of rows.
+    """The counts of a part or a job.
 
     Attributes:
         num_errors: number of rows that failed.
@@ -102,11 +102,11 @@ class ScoreSummary(Counts):
     """Counts of all rows of a job, including previous runs, and the throughput of this run.
 
     Attributes:
-        text_length: maximum number of tokens of a text; longer texts are truncated or fail.
+        text_length: maximum number of tokens in a text. Longer texts are truncated or fail.
         num_resumed_rows: number of rows that a previous run of the job answered.
         num_run_tokens: number of tokens that this run computed.
         num_parts: number of parts of the output.
-        duration_s: duration of this run.
+        duration_s: duration of this run, in seconds.
     """
 
     text_length: int = 0
@@ -117,12 +117,12 @@ class ScoreSummary(Counts):
 
     @property
     def rows_per_s(self) -> float:
-        """Rows that this run answered per second."""
+        """The number of rows that this run answered per second."""
         return self._per_s(self.num_rows - self.num_resumed_rows)
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens that this run computed per second."""
+        """The number of tokens that this run computed per second."""
         return self._per_s(self.num_run_tokens)
 
     def __str__(self) -> str:
@@ -132,7 +132,7 @@ class ScoreSummary(Counts):
         return f"{notes}, in {self.duration_s:.1f} s ({self.rows_per_s:.1f} rows/s)"
 
     def long_texts(self) -> list[str]:
-        """Return a line each about truncated and omitted texts, if there are any."""
+        """Return one line about truncated and one about omitted texts, if there are any."""
         num_omitted = self.errors_by_type.get(TextTooLongError.error_type, 0)
         counts = {True: self.num_truncated, False: num_omitted}
         return [

@@ -27,7 +27,7 @@ from albert_serve.tables.formats import TableType, compressor, first_line
 # Parts are joined into row groups of at least this size.
 _GROUP_ROWS: Final = 1 << 16
 _GROUP_BYTES: Final = 1 << 26
-# Rows between possible page ends in Parquet, because a page of many wide rows needs much memory.
+# Parquet pages may end after this many rows. A page of many wide rows would need much memory.
 _PAGE_ROWS: Final = 64
 
 _CONVERSION_ERRORS: Final = (pa.ArrowException, TypeError, OverflowError)
@@ -39,13 +39,13 @@ _Write: TypeAlias = Callable[[ScoredPart], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Type and columns of an output.
+    """The type and the columns of an output.
 
     Attributes:
         type: format and compression of the output.
         reader: reader of the input rows.
-        kept_types: Arrow types of the input columns that the output keeps, by name (None unless
-            the output is Parquet); None for JSONL, whose rows keep their own columns.
+        kept_types: Arrow type of each input column that the output keeps, or None in CSV and TSV.
+            `kept_types` is None for JSONL, whose rows keep their own columns.
     """
 
     type: TableType
@@ -54,12 +54,12 @@ class Layout:
 
     @property
     def columns(self) -> list[str]:
-        """Names of a table's columns, in order."""
+        """The names of a table's columns, in order."""
         return [*self._names.values(), *self.reader.answers]
 
     @property
     def schema(self) -> Any:
-        """Arrow schema of a table."""
+        """The Arrow schema of a table."""
         types = {self._names[name]: kind for name, kind in (self.kept_types or {}).items()}
         return pa.schema({**types, **self.reader.answers})
 
@@ -68,7 +68,7 @@ class Layout:
         return self.reader.output_names(list(self.kept_types or ()))
 
     def kept_rows(self, batch: RowBatch) -> list[dict[str, Any]]:
-        """Return each row's values that the output keeps, as JSON, by their names in the output."""
+        """Return, for each row, the JSON values that the output keeps, by their names in it."""
         rows, names = self.reader.kept_rows(batch), self._names
         renamed = []
         for location, row in zip(batch.locations, rows, strict=True):
@@ -140,7 +140,7 @@ def make_layout(
 
 
 def _type_of(name: str, schemas: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Any:
-    """Return the type of a column in the files that have it, otherwise the type of its values."""
+    """Return the type of a column in the files that have it, or else the type of its values."""
     fields = [schema.field(name) for schema in schemas if name in schema.names]
     try:
         if fields:
@@ -155,7 +155,7 @@ def _type_of(name: str, schemas: Sequence[Any], rows: Sequence[dict[str, Any]]) 
 
 
 def _has_type(value: Any) -> bool:
-    """Return whether Parquet has a type for a value; {} and very large integers have no type."""
+    """Return whether Parquet has a type for a value, unlike for {} and very large integers."""
     try:
         return not _is_empty(pa.array([value]).type)
     except (pa.ArrowException, OverflowError):
@@ -169,7 +169,7 @@ def _is_empty(kind: Any) -> bool:
 
 
 def _to_column(values: Sequence[Any], kind: Any) -> tuple[Any, dict[int, str]]:
-    """Return values as an Arrow array; values of another type are null and have a reason."""
+    """Return values as an Arrow array, and the reasons why values of another type became null."""
     try:
         return pa.array(values, kind), {}
     except _CONVERSION_ERRORS:
@@ -185,7 +185,7 @@ def _to_column(values: Sequence[Any], kind: Any) -> tuple[Any, dict[int, str]]:
 
 @contextmanager
 def open_writer(file: BinaryIO, layout: Layout, *, has_header: bool) -> Iterator[_Write]:
-    """Open the writer of a layout; the end of the file is written if the block succeeds."""
+    """Open the writer of a layout. The end of the file is written if the block succeeds."""
     if layout.type.format == "parquet":
         # The writer must be closed before its file, also after an error.
         with pq.ParquetWriter(file, layout.schema, write_batch_size=_PAGE_ROWS) as parquet:
@@ -228,7 +228,7 @@ def _write_lines(stream: BinaryIO, layout: Layout, lines: Sequence[Sequence[str]
     writer = csv.writer(text, delimiter=DELIMITERS[layout.type.format])
     for line in lines:
         writer.writerow(line)
-        # With "\r\n" as its line end, the writer also quotes cells that contain "\r".
+        # The writer's line end stays "\r\n", because with "\n" it would not quote cells with "\r".
         content = text.getvalue().removesuffix("\r\n") + "\n"
         stream.write(content.encode())
         text.seek(0)
@@ -261,7 +261,7 @@ def _kept_columns(layout: Layout, batch: RowBatch) -> list[Any]:
 
 
 def join(files: Sequence[Path], target: BinaryIO, layout: Layout) -> None:
-    """Write parts as one file; only the first part has a header."""
+    """Write parts as one file. Only the first part has a header."""
     if layout.type.format == "parquet":
         _join_parquet(files, target, layout)
         return

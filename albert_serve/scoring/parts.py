@@ -5,8 +5,8 @@
     part-000000.csv  the parts
     _SUCCESS         marks a complete output, if the output is the folder
 
-A part is complete when its line is written; a resumed job overwrites all other files. Readers of
-tables (pyarrow, Spark) ignore files that begin with `_` or a dot.
+A part is complete when its line is written. A resumed job overwrites all other part files. Readers
+of tables (pyarrow, Spark) ignore files that begin with `_` or a dot.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NAMES: Final = {"inputs": "The input", "model": "The model", "version": "albert
 
 
 class PartFolder:
-    """Locked folder of a job's parts; use `PartFolder.open`.
+    """The locked folder of a job's parts, which `PartFolder.open` makes.
 
     Attributes:
         counts: counts of each complete part, in order.
@@ -89,7 +89,7 @@ class PartFolder:
 
     @property
     def files(self) -> list[Path]:
-        """Files of the complete parts, in order."""
+        """The files of the complete parts, in order."""
         return [self._file(number) for number in range(len(self.counts))]
 
     def _file(self, number: int) -> Path:
@@ -109,7 +109,7 @@ class PartFolder:
         self._hashes.append(sha256)
 
     def join(self, output: Path, content: Callable[[BinaryIO], None]) -> None:
-        """Write the complete output, which then replaces an existing file; remove the parts."""
+        """Write the complete output in place of an existing file, and remove the parts."""
         self._check_files()
         with writing(output):
             _write(output, self._folder / ".joined.partial", content)
@@ -140,7 +140,7 @@ class PartFolder:
         sync(self._folder)
 
     def _read_log(self) -> None:
-        """Read the lines of complete parts; remove an incomplete line of a killed job."""
+        """Read the lines of complete parts, and remove an incomplete line of a killed job."""
         log = self._folder / _LOG_FILE
         lines = log.read_bytes().splitlines(keepends=True) if log.exists() else []
         if lines and not lines[-1].endswith(b"\n"):
@@ -207,7 +207,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder; if killed, leave a valid folder of a job without parts."""
+    """Remove a folder, so that a killed process leaves a valid folder of a job without parts."""
     final_names = (_MANIFEST_FILE, _LOCK_FILE)
     with contextlib.suppress(OSError):
         names = {file.name for file in folder.iterdir()}

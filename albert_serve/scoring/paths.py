@@ -19,7 +19,7 @@ from albert_serve.tables.formats import has_known_suffix
 
 _STDIN: Final = "/dev/stdin"
 _GLOB_CHARACTERS: Final = frozenset("*?[")
-# A `Path` has one slash of s3://. A single letter is a drive.
+# One slash, because `Path` shortens s3:// to s3:/. A single letter would be a drive.
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
@@ -35,10 +35,10 @@ def check_local(name: str | Path) -> None:
 def find_inputs(patterns: Sequence[str | Path], output: Path) -> list[tuple[Path, Path | None]]:
     """Return the input files in order, each with the folder below which folders name columns.
 
-    That folder is the input itself, or the folder above the first wildcard; None for a single file.
-    Files of globs and folders are in alphabetical order. Folders contribute files whose suffix is a
-    known format. Globs and folders ignore names that begin with a dot or `_`, parts of jobs
-    (`*.parts/`), and files in the output folder.
+    That folder is the input itself or the folder above the first wildcard, or None for a single
+    file. Files of globs and folders are in alphabetical order. Folders contribute files whose
+    suffix is a known format. Globs and folders ignore names that begin with a dot or `_`, parts of
+    jobs (`*.parts/`), and files in the output folder.
 
     Args:
         patterns: paths, globs and folders; `-` is stdin.
@@ -117,7 +117,7 @@ def _partitions(folders: Sequence[Path], types: Mapping[str, Any]) -> list[dict[
     from pyarrow import dataset  # imported only if needed, because it takes 70 MB of memory
 
     hive = dataset.partitioning(pa.schema(types), flavor="hive")
-    # The parser ignores the last component of a path, which is the file.
+    # The parser expects a file as the last component of a path, and ignores it.
     paths = [(folder / "_").as_posix() for folder in folders]
     partitions = [dataset.get_partition_keys(hive.parse(path)) for path in paths]
     return [{name: values[name] for name in types if name in values} for values in partitions]

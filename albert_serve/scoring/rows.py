@@ -25,12 +25,12 @@ _MAX_PART_BYTES: Final = 4 << 20
 _TOKEN_EMBEDDINGS_WEIGHT: Final = 64
 
 
-# The parameter has a second name, which Hugging Face uses.
+# The two names of the truncation parameter. Hugging Face uses the second.
 _TRUNCATION: Final = frozenset({"truncation", "truncate"})
 
 
 class RowReader:
-    """Reader that makes requests from rows.
+    """A reader that makes requests from rows.
 
     Args:
         task: name of the task.
@@ -128,7 +128,7 @@ class RowReader:
         return request
 
     def kept_rows(self, batch: RowBatch) -> list[dict[str, Any]]:
-        """Return each row's values that the output keeps, as JSON."""
+        """Return, for each row, the JSON values that the output keeps."""
         if batch.kept_columns is None:
             return [self._select_kept(values) for values in batch.values]
         rows: list[dict[str, Any]] = to_jsonable_python(
@@ -141,7 +141,7 @@ class RowReader:
         return {name: values[name] for name in names if name in values}
 
     def _request(self, values: Mapping[str, Any], *, is_text: bool) -> TaskRequest:
-        # A CSV column of that name is ordinary text, not JSON.
+        # A CSV column named `parameters` is ordinary text, not JSON.
         parameters = None if is_text else values.get("parameters")
         parameters = {} if parameters is None else parameters
         if isinstance(parameters, dict):
@@ -171,7 +171,7 @@ class RowReader:
         return item["text"] if fields == ("text",) else item
 
     def _from_text(self, item: dict[str, str]) -> dict[str, Any]:
-        """Return an item's values: omit optional cells that are empty, and parse lists."""
+        """Return an item's values, without empty optional cells and with parsed lists."""
         (first, *alternatives) = self._scored.required
         required = () if alternatives else first
         values: dict[str, Any] = {}
@@ -185,10 +185,10 @@ class RowReader:
 def _columns_of(
     task: str, column_names: tuple[tuple[str, str], ...], names: tuple[str, ...]
 ) -> dict[str, str]:
-    """Return the columns of a row by field, including `inputs`; omit missing columns.
+    """Return the column of each field that a row has, including `inputs`.
 
     Args:
-        column_names: column names by field that replace the default names.
+        column_names: pairs of a field and the column name that replaces its default name.
         names: names of all columns.
     """
     scored, requested = SCORED_TASKS[task], dict(column_names)

@@ -1,4 +1,4 @@
-"""Scorer for Ray Data, Spark and other engines that call a function with batches.
+"""A scorer for Ray Data, Spark and other engines that call a function with batches.
 
 ds.map_batches(
     AlbertScorer,
@@ -31,19 +31,19 @@ _LOCK: Final = threading.Lock()
 
 
 class AlbertScorer:
-    """Function that answers the rows of a batch.
+    """A function that answers the rows of a batch.
 
     It can be pickled, because it contains only its configuration. Each process opens the engine at
-    its first batch; the processes of a machine share the weights.
+    its first batch. The processes of a machine share the weights.
 
     Args:
         bundle: folder of the model on every machine, or `bentoml:` and a tag.
         task: name of the task, such as "text-classification".
         parameters: task parameters for every row (default: the task's defaults).
-        columns: name of the input column, by field of the task (default: the field's name).
+        columns: input column of each field of the task (default: the column with the field's name).
         keep: input columns to keep in the output (default: all).
-        errors: "keep" to keep rows that fail, with the error; "fail" to raise the error.
-        num_threads: threads of the engine; use the number of CPUs that are reserved per worker.
+        errors: "keep" to keep failed rows with their errors, or "fail" to raise the error.
+        num_threads: number of engine threads, which should equal the CPUs reserved per worker.
         device: device to run on.
 
     Raises:
