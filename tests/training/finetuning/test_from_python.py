@@ -136,7 +136,7 @@ def test_what_is_no_table_is_refused(data: Any, message: str, configure: Configu
 
 def test_an_error_in_a_row_names_the_frame_and_the_row(configure: Configure) -> None:
     frame = pandas.DataFrame([*ROWS, {"review": "x", "mood": "gald"}])
-    with pytest.raises(TrainingError, match=r"^the DataFrame, row 31: label .gald"):
+    with pytest.raises(TrainingError, match=r"^the DataFrame, row 31: Label .gald"):
         finetune(configure(frame, labels=["glad", "sad"]))
 
 

@@ -248,7 +248,7 @@ def test_a_vocabulary_has_at_least_the_pieces_that_its_characters_need(
     assert main(options) == 0
     printed = capsys.readouterr()
     size = AlbertTokenizer.from_file(tmp_path / "vocab" / "tokenizer.json").vocab_size
-    assert f"the vocabulary has the {size} that it needs" in printed.err
+    assert f"The vocabulary gets {size} pieces." in printed.err
     assert f"{size} pieces in" in printed.out
 
 
