@@ -114,7 +114,7 @@ class _RecipeChanges(ObjectiveOptions, Optimization, title="training (defaults a
             )
 
     def changed(self, base: Recipe) -> Recipe:
-        """Return a recipe with its values replaced by these."""
+        """Return a recipe in which these options replace the values of the base recipe."""
         changes: dict[str, Any] = {
             field.name: value
             for field in fields(Recipe)
@@ -123,14 +123,14 @@ class _RecipeChanges(ObjectiveOptions, Optimization, title="training (defaults a
         if self.batch_size is not None and self.lr is None and self.optimizer is None:
             changes["lr"] = scaled_lr(base, self.batch_size)
         if self.order_share:
-            # The small recipe's weight is for one label per sequence among its masked tokens.
+            # The small recipe's weight is for labels that share a step with masked tokens.
             changes = {"sentence_weight": 1.0, **changes, "sentence_task": "none"}
         return replace(base, **changes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _MachineOptions(Options, title="machine"):
-    """Options of the machine, which change only the last digits of results."""
+    """Options for the machine. They change only the last digits of results."""
 
     micro_batch_size: Count | None = flag(
         "maximum rows per forward pass, or as many tokens of pairs (default: all of a process)"
@@ -174,10 +174,10 @@ class PretrainConfig(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """The origin of weights and tokenizer.
+    """The origin of a run's weights and tokenizer.
 
     Attributes:
-        folder: folder of the initial checkpoint; None for new weights.
+        folder: folder of the initial checkpoint, or None for new weights.
         name: name of the initial checkpoint, for provenance.
         tokenizer: folder of the tokenizer.
     """
@@ -195,7 +195,7 @@ class Start:
 def open_start(config: PretrainConfig) -> Iterator[Start]:
     """Open the checkpoint of `--initialize-from`, in a `with` statement.
 
-    Its tokenizer is the default.
+    The checkpoint's tokenizer is the default.
     """
     if config.initialize_from is not None:
         with open_checkpoint(config.initialize_from) as initial:
@@ -212,7 +212,7 @@ def open_start(config: PretrainConfig) -> Iterator[Start]:
 def architecture(
     config: PretrainConfig, recipe: Recipe, start: Start, tokenizer: AlbertTokenizer
 ) -> AlbertConfig:
-    """Return the configuration of the model, after a check of all sizes."""
+    """Check all sizes, and return the configuration of the model."""
     if start.folder is None:
         sizes = config.requested_sizes
         new = preset(config.preset or "base", vocab_size=tokenizer.vocab_size, **sizes)
@@ -234,7 +234,7 @@ def architecture(
 
 
 def _check_sizes(config: PretrainConfig, initial: AlbertConfig, vocab_size: int) -> None:
-    """Check that the requested sizes and the initial checkpoint's are equal."""
+    """Check that the requested sizes are equal to the initial checkpoint's sizes."""
     if config.preset is not None:
         raise RunError(
             "--preset cannot be combined with --initialize-from, which has its own sizes. Omit one "

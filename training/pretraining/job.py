@@ -34,17 +34,17 @@ from training.tasks.pretraining.files import TextStreams
 from training.tasks.pretraining.loss import losses
 from training.tasks.pretraining.metrics import held_out
 
-# Default tokens of a micro-batch, by type of device.
+# Default number of tokens in a micro-batch, by type of device.
 _MICRO_BATCH_TOKENS: Final = {"cpu": 8192, "cuda": 65536}
-# Minimum budget of a compiled run, because compilation takes a minute or two.
+# Runs with a smaller budget are not compiled, because compilation takes a minute or two.
 _MIN_COMPILED_S: Final = 600
-# Maximum tokens of held-out text in a validation.
+# Maximum number of tokens of held-out text in a validation.
 _VALIDATION_TOKENS: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingJob:
-    """A pretraining run: its configuration and everything that this leaves open."""
+    """A pretraining run: its configuration, and what was chosen or opened for it."""
 
     config: PretrainConfig
     recipe: Recipe
@@ -131,7 +131,7 @@ class PretrainingJob:
 
 
 def num_steps(config: PretrainConfig, recipe: Recipe) -> int | None:
-    """Return the number of steps of a run; None if only its budget ends it."""
+    """Return the number of steps of a run, or None if only its budget ends it."""
     return config.steps or (recipe.num_steps if config.budget is None else None)
 
 
@@ -165,7 +165,7 @@ def open_job(
     world: World,
     precision: PrecisionName,
 ) -> PretrainingJob:
-    """Return the job of a configuration; its corpus is prepared first if necessary."""
+    """Return the job of a configuration, and prepare its corpus first if necessary."""
     return PretrainingJob(
         config=config,
         recipe=recipe,
@@ -179,7 +179,7 @@ def open_job(
 
 
 def _should_compile(config: PretrainConfig, device: torch.device) -> bool:
-    """Return whether to compile, which by default a short budget is not spent on."""
+    """Return whether to compile. By default, runs with a short budget are not compiled."""
     if config.compile is None and (config.budget or math.inf) < _MIN_COMPILED_S:
         print("The budget is short, so training is not compiled. Set --compile to compile it.")
         return False
@@ -189,7 +189,7 @@ def _should_compile(config: PretrainConfig, device: torch.device) -> bool:
 def run_job(
     config: PretrainConfig, recipe: Recipe, architecture: AlbertConfig, start: Start
 ) -> TrainedRun:
-    """Train the run of a configuration to its end; an interrupted run is resumed."""
+    """Start or resume the run of a configuration, and train it to its end."""
     record = run_record(config, recipe, architecture)
     contains_run(config.output, record)
     with join_world(config.device) as world:
@@ -208,7 +208,7 @@ def _open_shards(
     start: Start,
     world: World,
 ) -> Shards:
-    """Open tokenised text; if there are only files, the main process prepares them first."""
+    """Open tokenised text. If there are only files, the main process tokenises them first."""
     tokenizer, folder = start.tokenizer / "tokenizer.json", config.output / name
     if shards is not None:
         return Shards.open(shards, tokenizer)

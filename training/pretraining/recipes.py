@@ -12,7 +12,7 @@ from training.model.heads import Task
 from training.model.initialization import Start
 from training.optim.optimizers import Hyperparameters
 
-# `v1` is 0.1, except in xxlarge; `v2` is no dropout (section 4.8 and the original's README).
+# `v1` means 0.1, or 0 in xxlarge. `v2` means no dropout (section 4.8 and the original's README).
 Dropout = Literal["v1", "v2"]
 RecipeName = Literal["paper", "small"]
 PresetName = Literal["base", "large", "xlarge", "xxlarge", "small"]
@@ -25,9 +25,9 @@ class Recipe(Hyperparameters):
     """Settings of a pretraining run, except the corpus, the model's sizes and the budget.
 
     Attributes:
-        length: tokens of a row, which is one example or several packed examples.
-        batch_size: rows per step.
-        num_steps: number of steps of the run; None if the recipe does not set it.
+        length: number of tokens in a row, which contains one example or several packed examples.
+        batch_size: number of rows per step.
+        num_steps: number of steps of the run, or None if the recipe does not set it.
         mask_rate: fraction of the tokens to predict.
         sentence_task: sentence task of the masked rows.
         short_rate: fraction of the documents that are cut into shorter examples.
@@ -35,10 +35,11 @@ class Recipe(Hyperparameters):
         dropout: dropout of ALBERT v1 or v2.
         order_share: fraction of the steps that train on unmasked pairs of segments in both orders.
             These pairs replace the sentence task of the masked rows.
-        order_length: maximum tokens of a pair; None for 512, or the model's positions if fewer.
-        order_batch_size: rows of pairs per step, each in both orders; None for as many tokens as in
-            the other steps.
-        order_sentences: minimum sentences of each segment of a pair.
+        order_length: maximum number of tokens in a pair. None means 512, or the model's number of
+            positions if that is less.
+        order_batch_size: number of rows of pairs per step, each in both orders. None means about as
+            many tokens as in the other steps.
+        order_sentences: minimum number of sentences in each segment of a pair.
     """
 
     length: int
@@ -88,7 +89,7 @@ RECIPES: Final[dict[RecipeName, Recipe]] = {
         start="random",
         dropout="v1",
     ),
-    # docs/decisions.md has the measurements.
+    # docs/decisions.md has the measurements behind these values.
     "small": Recipe(
         length=128,
         batch_size=32,
@@ -113,7 +114,7 @@ RECIPES: Final[dict[RecipeName, Recipe]] = {
 
 
 def scaled_lr(recipe: Recipe, batch_size: int) -> float:
-    """Scale the learning rate to a batch size: LAMB's by the square root (You et al. 2019)."""
+    """Return a batch size's learning rate. LAMB's scales with the square root (You et al. 2019)."""
     if recipe.optimizer != "lamb":
         return recipe.lr
     return recipe.lr * math.sqrt(batch_size / recipe.batch_size)

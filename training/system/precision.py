@@ -11,12 +11,12 @@ import torch
 
 PrecisionName: TypeAlias = Literal["auto", "fp32", "bf16", "fp16"]
 
-# Types of torch by name.
+# torch types by name.
 DTYPES: Final = MappingProxyType(
     {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 )
 
-# Capabilities in `torch.cpu.get_capabilities`: two of x86-64, and one of Arm.
+# Names in `torch.cpu.get_capabilities`: two for x86-64, and one for Arm.
 _BF16_INSTRUCTIONS: Final = ("avx512_bf16", "amx_bf16", "bf16")
 _ROWS: Final = 1024
 _WIDTH: Final = 512
@@ -26,7 +26,7 @@ _REPEATS: Final = 10
 def precision(device: torch.device, name: PrecisionName = "auto") -> torch.autocast:
     """Return the autocast context of training.
 
-    Matrix products are in `product_dtype`, everything else in fp32.
+    Matrix products are computed in `product_dtype`, everything else in fp32.
     """
     dtype = product_dtype(device, name)
     if dtype == torch.float32:
@@ -35,7 +35,7 @@ def precision(device: torch.device, name: PrecisionName = "auto") -> torch.autoc
 
 
 def product_dtype(device: torch.device, name: PrecisionName = "auto") -> torch.dtype:
-    """Return the type of a precision; `auto` is the fastest type on the device."""
+    """Return the torch type of a precision, or the device's fastest type for `auto`."""
     if name != "auto":
         return DTYPES[name]
     if device.type == "cuda":
@@ -57,9 +57,9 @@ def cpu_has_bf16() -> bool:
 def cpu_is_faster_in_bf16() -> bool:
     """Return whether this CPU multiplies matrices faster in bf16 than in fp32, measured once.
 
-    The instructions alone do not decide this: AMX is several times as fast as fp32, but bf16 of
-    AVX-512 is half as fast as fp32 on some Intel processors. The measurement is in processor time
-    of one thread, which other programs hardly change, so that repeated commands use the same
+    The instructions alone do not decide this: in bf16, AMX is several times as fast as fp32, but
+    AVX-512 is half as fast as fp32 on some Intel processors. The CPU time of one thread is
+    measured, because other programs hardly change it. Repeated commands therefore use the same
     precision.
     """
     if not cpu_has_bf16():
@@ -73,7 +73,7 @@ def cpu_is_faster_in_bf16() -> bool:
 
 
 def _product_s(dtype: torch.dtype) -> float:
-    """Return the fastest of ten durations, in seconds, of a product of the size in a layer."""
+    """Return the shortest of ten durations of a matrix product of a layer's size, in seconds."""
     rows = torch.ones(_ROWS, _WIDTH, dtype=dtype)
     weights = torch.ones(_WIDTH, _WIDTH, dtype=dtype)
     durations = []

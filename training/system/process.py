@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, Final, TypeAlias
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-# Constants of malloc.h.
+# Constants in glibc's malloc.h.
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_MAX: Final = -4
 _NEVER: Final = (1 << 31) - 1
@@ -21,13 +21,13 @@ _Handlers: TypeAlias = "dict[signal.Signals, Any]"
 class StopFlag:
     """A flag that SIGTERM, SIGINT and SIGUSR1 set in a `with` statement.
 
-    A second signal exits immediately.
+    A second signal ends the process immediately.
 
     Args:
-        echo_s: seconds after the first signal during which more signals are ignored.
+        echo_s: number of seconds after the first signal during which more signals are ignored.
 
     Attributes:
-        signal: number of the first signal; None before it.
+        signal: number of the first signal, or None before it.
     """
 
     def __init__(self, *, echo_s: float = 0.0) -> None:

@@ -1,1 +1,1 @@
-"""Training tasks: a folder each, with the files of its data, its loss and its metrics."""
+"""Training tasks. The modules for a task's files, loss and metrics are in a folder of its own."""

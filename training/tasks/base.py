@@ -1,4 +1,4 @@
-"""Parts of every training task: its interface to a run, and the selection of held-out texts."""
+"""Common parts of training tasks: their interface to a run, and the choice of held-out texts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from training.model.heads import Task
 # The splits of labelled data.
 TRAINING: Final = "training"
 VALIDATION: Final = "validation"
-# Fewer texts are all used for training.
+# If there are fewer texts, all of them are used for training.
 _MIN_TEXTS_TO_DIVIDE: Final = 50
-# Validation of more texts takes too long.
+# Maximum number of held-out texts, because validation of more texts takes too long.
 _MAX_HELD_OUT: Final = 2000
 _SPLIT_SEED: Final = 0
 _VALIDATION_BATCH_SIZE: Final = 64
@@ -36,7 +36,7 @@ _Example = TypeVar("_Example")
 
 
 class LongTexts(NamedTuple):
-    """The number of texts of more than --length tokens, and of all texts."""
+    """The number of texts with more than --length tokens, and the number of all texts."""
 
     num_long: int
     num_texts: int
@@ -51,10 +51,10 @@ class TrainingSetup:
 
     Attributes:
         architecture: configuration of the model.
-        length: maximum tokens of a sequence.
-        truncation: whether longer texts are truncated; otherwise they are an error.
-        micro_batch_size: maximum number of examples of a micro-batch; None for one micro-batch per
-            process.
+        length: maximum number of tokens in a sequence.
+        truncation: whether to truncate longer texts instead of rejecting them.
+        micro_batch_size: maximum number of examples in a micro-batch, or None for one micro-batch
+            per process.
         compiles: whether to compile the model and its losses.
     """
 
@@ -69,7 +69,7 @@ class TrainingSetup:
 
     @property
     def row_length(self) -> int:
-        """Minimum tokens of the rows of held-out examples."""
+        """Minimum row length for held-out examples, in tokens."""
         return min(self.length, self.architecture.max_positions)
 
     @property
@@ -89,7 +89,7 @@ class TrainingSetup:
     def stream(
         self, task: Task, examples: Sequence[TokenisedExample], batch_size: int
     ) -> ExampleStream[TokenisedExample]:
-        """Return the task stream of examples, packed into rows of the cheapest length."""
+        """Return the task stream of examples, packed into rows of the length that costs least."""
         return example_stream(
             task,
             examples,
@@ -107,7 +107,7 @@ class TrainingSetup:
         """Tokenise the texts of each split, and truncate texts of more than `length` tokens.
 
         Args:
-            make: function that makes examples of texts, such as `labelled_examples`.
+            make: function that makes examples from texts, such as `labelled_examples`.
 
         Returns:
             Examples by split, and the number of truncated texts.
@@ -130,12 +130,12 @@ class TrainingTask:
     """A training task of a run, with its data in memory.
 
     Attributes:
-        losses: loss functions by the task names of the streams' micro-batches.
-        validation: measurement on held-out data; None without held-out data.
+        losses: loss functions by the task names of the micro-batches.
+        validation: measurement on held-out data, or None without held-out data.
         metric: validation metric that selects the best checkpoint.
-        labels: keys of `config.json` that name the outputs of the task's head; None if the outputs
-            have no names.
-        long_texts: counts over the texts of training and validation.
+        labels: keys of `config.json` that name the outputs of the task's head, or None if the
+            outputs have no names.
+        long_texts: number of long texts and of all texts, in training and validation together.
     """
 
     name: Task
@@ -169,9 +169,9 @@ _DivisibleT = TypeVar("_DivisibleT", bound=_Divisible)
 
 
 def hold_out(texts: Sequence[_DivisibleT], fraction: float) -> dict[str, list[_DivisibleT]]:
-    """Divide texts into training and validation, in every run the same way.
+    """Divide texts into training and validation, in the same way in every run.
 
-    The fraction is the same for every label, or for every range of scores of a regression. If a
+    The fraction is the same for every label, or for every range of a regression's scores. If a
     label has only one text, the text is for training. Equal texts are in the same split.
     """
     copies: dict[tuple[str, str | None], list[int]] = {}
@@ -210,7 +210,7 @@ def _normalised(text: str) -> str:
 def validation_batches(
     task: Task, examples: Sequence[TokenisedExample], *, row_length: int
 ) -> list[ExampleBatch]:
-    """Collate held-out examples, by length, into rows of `row_length` or more tokens."""
+    """Collate held-out examples, sorted by length, into rows of `row_length` or more tokens."""
     ordered = sorted(examples, key=lambda example: len(example.ids))
     longest = max(row_length, max((len(example.ids) for example in ordered), default=0))
     return [

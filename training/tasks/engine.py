@@ -1,6 +1,6 @@
-"""An engine in torch, and the predictions of any engine for the items of a task.
+"""A torch engine, and the predictions of any engine for the items of a task.
 
-Evaluation uses the engine in torch; export compares a bundle's engine with it.
+Evaluation uses the torch engine. Export compares a bundle's engine with it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from training.data.batch import pad
 from training.model.heads import AlbertForTasks, Task
 
 _MAX_BATCH_TOKENS: Final = 8192
-# Limits the memory for logits.
+# Limits the memory that logits take.
 _MAX_TOKENS_IN_MEMORY: Final = 8 * _MAX_BATCH_TOKENS
-# A run can stop only between batches.
+# Number of items in a batch. A run can stop only between batches.
 _ANSWER_BATCH_SIZE: Final = 256
 
 
@@ -31,7 +31,7 @@ class EngineItem:
 
     Attributes:
         decode: function from the logits, an (R, K) array for each input, to predictions.
-        targets: correct predictions; None if unknown.
+        targets: correct predictions, or None if unknown.
     """
 
     inputs: list[EncoderInput]
@@ -40,12 +40,12 @@ class EngineItem:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of all inputs."""
+        """Number of tokens in all inputs."""
         return sum(len(encoded.ids) for encoded in self.inputs)
 
 
 def predict(runner: Runner, items: Sequence[EngineItem], title: str) -> list[Any]:
-    """Return the predictions of all items, in order; batches have items of similar lengths."""
+    """Return the predictions of all items, in order. Batches have items of similar lengths."""
     lengths = [item.num_tokens for item in items]
     predictions: list[list[Any]] = [[]] * len(items)
     with progress_bar(title=title, total=sum(lengths), unit="tokens", unit_scale=True) as bar:
@@ -59,7 +59,7 @@ def predict(runner: Runner, items: Sequence[EngineItem], title: str) -> list[Any
 
 
 class TorchEngine:
-    """Engine that runs a model in memory, in fp32, like `albert_serve.runtime.engine.Engine`.
+    """An engine that runs a model in memory, in fp32, like `albert_serve.runtime.engine.Engine`.
 
     Batches have inputs of similar lengths and at most `max_batch_tokens` tokens.
     """

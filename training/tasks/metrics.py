@@ -1,4 +1,4 @@
-"""The metrics of GLUE, computed by scikit-learn and SciPy.
+"""GLUE's metrics, computed by scikit-learn and SciPy.
 
 Shape legend: N texts, K labels.
 """
@@ -25,10 +25,10 @@ def compute_metrics(
 ) -> dict[str, float]:
     """Return the metrics of logits, compared with labels or, if K = 1, with scores.
 
-    If all numbers are equal, Matthews' correlation is 0, and the other correlations are nan.
+    If all predictions or all targets are equal, correlations are nan, except that Matthews' is 0.
 
     Args:
-        targets_N: label indices or scores (N,); for several labels per text, 1 and 0 (N, K).
+        targets_N: label indices or scores (N,), or 1 and 0 (N, K) if texts can have several labels.
     """
     has_several = targets_N.ndim > 1
     targets = targets_N.astype(np.int64) if has_several else targets_N
@@ -40,8 +40,8 @@ def predictions_of(logits_NK: _Numbers, *, several: bool) -> _Numbers:
     """Return the predictions: label indices (N,), scores (N,), or 1 and 0 (N, K).
 
     Args:
-        several: whether a text can have several labels. Labels with a probability of more than a
-            half are predicted.
+        several: whether a text can have several labels. Labels are predicted if their probability
+            is more than a half.
     """
     if several:
         return (logits_NK > 0).astype(np.int64)
@@ -49,7 +49,7 @@ def predictions_of(logits_NK: _Numbers, *, several: bool) -> _Numbers:
 
 
 # The metrics that select the best checkpoint, as in transformers' run_classification. GLUE's tasks
-# have their own.
+# have their own metrics.
 OFFICIAL: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
     {
         "single_label_classification": ("accuracy",),
@@ -57,7 +57,7 @@ OFFICIAL: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
         "regression": ("pearson", "spearman"),
     }
 )
-# The mean of the official metrics of a task has this name in transformers' run_glue.
+# Name of the mean of a task's official metrics, as in transformers' run_glue.
 COMBINED: Final = "combined_score"
 
 
@@ -67,7 +67,7 @@ def mean_metric(metrics: Mapping[str, float]) -> float:
 
 
 def _scikit(name: str, **options: Any) -> Callable[[_Numbers, _Numbers], float]:
-    """Return a metric of scikit-learn, which is imported at the first call (it takes a second)."""
+    """Return a scikit-learn metric, whose first call imports scikit-learn (this takes a second)."""
 
     def measure(targets_N: _Numbers, predicted_N: _Numbers) -> float:
         function = getattr(import_module("sklearn.metrics"), name)

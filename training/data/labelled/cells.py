@@ -98,12 +98,12 @@ def labels_in(
     """Return the labels of a row, with 1.0 as 1, or None if a cell is empty.
 
     Args:
-    values: cells of the row, by column.
-    names: column of the labels, or one column of 0 and 1 for each label.
+        values: cells of the row, by column.
+        names: column of the labels, or one column of 0 and 1 for each label.
 
     Raises:
-    LabelFormatError: a cell contains a list instead of a text, or a text instead of a list.
-    ValueError: a cell is neither 0 nor 1, or contains bytes that are not UTF-8.
+        LabelFormatError: a cell contains a list instead of a text, or a text instead of a list.
+        ValueError: a cell is neither 0 nor 1, or contains bytes that are not UTF-8.
     """
     cells = [values[name] for name in names]
     if columns.indicators:

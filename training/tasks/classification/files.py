@@ -1,4 +1,4 @@
-"""Labelled texts and pairs of texts: read from tables, and tokenised."""
+"""Reading of labelled texts and pairs of texts from tables, and their tokenisation."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from training.data.labelled.rows import OmittedRow, gather_rows, print_omitted, 
 from training.glue.files import find_first
 from training.glue.tasks import GlueTask
 
-# Data sets such as SNLI write these if a text has no label.
+# Data sets such as SNLI write these values if a text has no label.
 _NO_LABEL: Final = frozenset({"-1", "-"})
-# More different numbers are probably values, not the names of classes.
+# If labels are more distinct numbers than this, they are probably scores, not classes.
 _MAX_FRACTIONS: Final = 20
 _MAX_INTEGERS: Final = 200
 
-# The index of a label; the score, for a regression; 1 or 0 for every label, if a text has several.
+# Index of a label, score of a regression, or 1 or 0 for each label if a text can have several.
 Label: TypeAlias = int | float | tuple[float, ...]
 # The minimum and maximum of a regression's scores.
 Scale: TypeAlias = tuple[float, float]
@@ -65,7 +65,7 @@ class LabelledSplits(NamedTuple):
     """The texts of each split, and the names of the labels in order.
 
     Attributes:
-        are_numbered: whether the first split has the labels' indices instead of their names.
+        are_numbered: whether the labels in the first split are indices instead of names.
     """
 
     texts: Mapping[str, list[LabelledText]]
@@ -77,7 +77,7 @@ class _Row(NamedTuple):
     """The texts and labels of a row.
 
     Attributes:
-        classes: names of all labels in order; empty if the file does not have them.
+        classes: names of all labels in order, or empty if the file does not define them.
     """
 
     text: str
@@ -98,17 +98,17 @@ def read_splits(
 
     `read_records` lists the formats. By default, the columns are `text` (or `sentence`,
     `sentence1`), `text_pair` (or `sentence2`) for pairs, and `label` (or `category`), in any case.
-    If texts have several labels, the default is a list of them.
+    If texts can have several labels, each cell of `label` is a list by default.
 
-    Rows without a label are omitted and counted in one printed line: the cell is empty, or it is
-    -1 or "-" and no label has that name. Rows with an empty text are omitted, too.
+    Rows with an empty text or without a label are omitted and counted in one printed line. A row
+    has no label if the cell is empty, or if it is -1 or "-" and no label has that name.
 
     Args:
         files: files of each split, the training split first.
         label_names: names of the labels 0, 1, ... in the order of the model's outputs. The default
-            is the file's names (a ClassLabel of `datasets`), the columns of 0 and 1, or the sorted
-            labels of the first split (2 before 10), each in its first spelling.
-        problem: type of the labels. None means one label per text, but many numbers are rejected.
+            is the names in the file (a ClassLabel of `datasets`), the names of the columns of 0 and
+            1, or the sorted labels of the first split (2 before 10), each in its first spelling.
+        problem: type of the labels, or None for one label per text that does not look like a score.
         scale: minimum and maximum of a regression's scores.
     """
     problem_type = problem or "single_label_classification"
@@ -135,7 +135,7 @@ def read_splits(
 
 
 def _many_numbers(rows: Sequence[_Row]) -> list[str]:
-    """Return an error if the labels are more numbers than classes are likely to be."""
+    """Return an error if the labels have more distinct numbers than classes are likely to have."""
     labels = _all_labels(rows)
     try:
         numbers = list(map(float, labels))
@@ -157,7 +157,7 @@ def _scored(
 ) -> dict[str, list[LabelledText]]:
     """Return the texts of each split with their scores; append errors to the list.
 
-    If no other score is negative, rows of score -1 are omitted: STS-B has this for a missing score.
+    Rows with a score of -1 are omitted if no other score is negative: in STS-B, -1 means missing.
     """
     low, high = scale
     allowed = "a number" if scale == ANY_SCORE else f"a number from {low:g} to {high:g}"
@@ -242,7 +242,7 @@ def _with_labels(
     """Return the texts whose labels all have an index.
 
     Args:
-        num_labels: number of labels, if a text can have several; None for one label per text.
+        num_labels: number of labels if a text can have several, or None for one label per text.
     """
     texts = []
     for row in rows:
@@ -259,7 +259,7 @@ def _with_labels(
 
 
 def _indices(names: Sequence[str], labels: Sequence[str]) -> dict[str, int]:
-    """Return the index of each label, which is a name or an index.
+    """Return the index of each label, which can be a name or an index.
 
     Numbers are names, not indices, if a name is the index of another label.
     """
@@ -268,12 +268,12 @@ def _indices(names: Sequence[str], labels: Sequence[str]) -> dict[str, int]:
         return by_name
     numbers = {str(index): index for index in range(len(names))}
     by_number = {label: numbers[label] for label in labels if label in numbers}
-    # Errors then list the fewest labels.
+    # The larger result is used, so that errors list the fewest labels.
     return max(by_name, by_number, key=len)
 
 
 def _has_shifted_numbers(names: Sequence[str]) -> bool:
-    """Whether a name is the index of another label, such as for the labels 1 to 5."""
+    """Return whether a name is the index of another label, as with the labels 1 to 5."""
     numbers = list(map(str, range(len(names))))
     return any(name in numbers and numbers[index] != name for index, name in enumerate(names))
 
@@ -298,7 +298,7 @@ def _labelled(row: _Row, label: Label) -> LabelledText:
 def read_texts(
     files: Sequence[Path], columns: Columns = COMMON_COLUMNS
 ) -> list[tuple[str, str | None]]:
-    """Read the texts or pairs of texts of classification files, which need no column of labels.
+    """Read the texts or pairs of texts of classification files, with or without a label column.
 
     Empty texts are included.
     """
@@ -323,7 +323,7 @@ def _labelled_rows(
     label_names: Sequence[str],
     errors: list[str],
 ) -> Iterator[_Row | OmittedRow]:
-    """Yield each row, or the reason why it is omitted; append errors to the list."""
+    """Yield each row, or the reason for omitting it, and append errors to the list."""
     # A score may be -1.
     missing = {"-"} if problem == "regression" else _NO_LABEL - set(label_names)
     for row, names in read_columns(file, columns, errors, needs_label=True):
@@ -360,7 +360,7 @@ def _spelled(classes: tuple[str, ...], label_names: tuple[str, ...]) -> Sequence
     if not (classes and label_names):
         return classes
     if all(re.fullmatch(r"LABEL_\d+", name) for name in label_names):
-        return ()  # the names of `transformers` for labels without a name
+        return ()  # `transformers` generates these names
     indices = label_indices(label_names, classes)
     if not set(classes) <= indices.keys():
         raise LabelFormatError(
@@ -376,7 +376,7 @@ def _class_name(label: str, classes: Sequence[str]) -> str:
 
 
 def _texts(row: Row, names: ColumnNames, columns: Columns) -> tuple[str, str | None] | None:
-    """Return the text and the pair of a row; None if the text or a required pair is missing."""
+    """Return the text and the pair of a row, or None if the text or a required pair is missing."""
     text, pair = cell_text(row.values[names.text]), None
     if names.pair is not None and (columns.needs_pair or not is_blank(row.values[names.pair])):
         pair = cell_text(row.values[names.pair])
@@ -385,7 +385,7 @@ def _texts(row: Row, names: ColumnNames, columns: Columns) -> tuple[str, str | N
 
 
 def _natural(label: str) -> tuple[bool, int, str]:
-    """Return a sort key, by which numbers have the order of their values and precede words."""
+    """Return a sort key that orders numbers by their values, and puts them before words."""
     return (not label.isdecimal(), int(label) if label.isdecimal() else 0, label)
 
 
@@ -397,7 +397,7 @@ def read_task(task: GlueTask, files: Mapping[str, Sequence[Path]]) -> LabelledSp
 
 
 def read_test(task: GlueTask, folder: Path) -> dict[str, list[LabelledText]]:
-    """Read GLUE's test splits, whose labels are 0; return no split if files are missing.
+    """Read GLUE's test splits, with 0 as each label. If files are missing, return no splits.
 
     Rows without a text are included, because GLUE's server requires an answer for every row.
     """
@@ -416,7 +416,7 @@ def read_test(task: GlueTask, folder: Path) -> dict[str, list[LabelledText]]:
 def labelled_examples(
     texts: Sequence[LabelledText], tokenizer: AlbertTokenizer, *, length: int, truncation: bool
 ) -> tuple[list[TokenisedExample], int]:
-    """Tokenise the texts, and return the number of texts truncated to `length` tokens.
+    """Return the tokenised texts, and the number of texts that were truncated to `length` tokens.
 
     The longer text of a pair is truncated first.
     """

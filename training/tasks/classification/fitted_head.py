@@ -3,8 +3,8 @@
 Finetuning then changes the encoder less (Kumar et al. 2022, "Fine-Tuning can Distort Pretrained
 Features and Underperform Out-of-Distribution").
 
-A classifier's loss needs more than a few texts per label. But few texts make many pairs (SetFit,
-Tunstall et al. 2022, section 3), on which the encoder first learns to separate the labels. The loss
+A classifier's loss needs more than a few texts per label. But a few texts make many pairs (SetFit,
+Tunstall et al. 2022, section 3), from which the encoder first learns to separate labels. This loss
 compares the [CLS] states of all pairs of a batch (Khosla et al. 2020, equation 2).
 
 Shape legend: N, C texts, H hidden size, K labels.
@@ -34,22 +34,23 @@ from training.system.precision import PrecisionName, precision
 from training.tasks.base import validation_batches
 from training.tasks.classification.loss import Classification
 
-# Two cores encode these tokens in half a minute.
+# Maximum number of tokens to encode, which takes two cores half a minute.
 _MAX_TOKENS: Final = 300_000
-# Multiples of the mean variance, which whitening adds to each direction's variance. Training, bf16
-# and int8 change directions of small variance most, so these are not scaled up to 1. The noise of
-# int8 in the [CLS] states is a tenth of their variance, so these need more (docs/decisions.md).
+# Whitening adds this multiple of the mean variance to the variance of each direction, so that it
+# does not scale directions of small variance up to 1: training, bf16 and int8 change those most.
 _ADDED_VARIANCE: Final = 1.0
+# int8 adds noise of a tenth of the variance to the [CLS] states, so they need a larger multiple
+# (docs/decisions.md).
 _ADDED_STATE_VARIANCE: Final = 5.0
-# Makes the pooler's tanh nearly linear for most whitened states.
+# At this scale, the pooler's tanh is nearly linear for most whitened states.
 _POOLED_SCALE: Final = 0.3
-# The inverse strength of the L2 penalty corresponds to scikit-learn's C.
+# Inverse strength of the L2 penalty, like scikit-learn's C.
 _INVERSE_PENALTY: Final = 0.1
-# More iterations of L-BFGS hardly lower the loss, with 77 labels as with 5,000. With 5,000, an
-# iteration takes a second.
+# More iterations of L-BFGS hardly lower the loss, with 77 labels or with 5,000. With 5,000 labels,
+# an iteration takes a second.
 _ROUNDS: Final = 6
 _ITERATIONS: Final = 5
-# SciPy's default; torch's default of 100 takes gigabytes with thousands of labels.
+# This is SciPy's default. torch's default of 100 takes gigabytes with thousands of labels.
 _HISTORY_SIZE: Final = 10
 # With more texts per label on average, training needs no contrastive steps.
 _MAX_FEW_TEXTS: Final = 16
@@ -80,10 +81,10 @@ class HeadFit:
 
     Attributes:
         data: data of each classifier, by its head.
-        replaces_pooler: whether the pooler becomes a whitening; no other head must read it.
+        replaces_pooler: whether the pooler becomes a whitening, which no other head may read.
         seed: seed of the random choice of texts.
         contrast_rate: learning rate of contrastive training before the fit, for a single
-            classifier; None to omit it.
+            classifier, or None to omit this training.
     """
 
     model: AlbertForTasks
@@ -95,7 +96,7 @@ class HeadFit:
     def fit(self, world: World, products: PrecisionName) -> None:
         """Fit the heads on the [CLS] states of their training texts.
 
-        Only the main process fits; the others receive its weights with the model's.
+        Only the main process fits the heads. The others receive them with the model's weights.
         """
         if not world.is_main:
             return
@@ -216,7 +217,7 @@ _LOSSES: Final[Mapping[ProblemType, Callable[[Tensor, Tensor, Tensor | None], Te
 
 
 def has_few_texts(data: Classification) -> bool:
-    """Whether labels have few texts on average, and at least one label has several."""
+    """Return whether labels have few texts on average, and at least one label has several."""
     counts = np.bincount([example.target for example in data.examples])
     return len(data.examples) <= _MAX_FEW_TEXTS * len(data.names) and bool(counts.max() > 1)
 
@@ -230,7 +231,7 @@ def contrast(
     lr: float,
     seed: int,
 ) -> None:
-    """Train the encoder so that texts of a label are nearer to each other than to other texts."""
+    """Train the encoder to move texts with equal labels nearer to each other than to others."""
     examples = data.examples
     targets = np.array([example.target for example in examples])
     mean_length = sum(len(example.ids) for example in examples) / len(examples)
@@ -264,7 +265,7 @@ def contrast(
 def _draw_batches(
     targets: NDArray[np.int64], size: int, num_steps: int, rng: np.random.Generator
 ) -> Iterator[Sequence[int]]:
-    """Yield the indices of batches, with at least two texts per label if the label has two."""
+    """Yield the indices of each batch's texts, at least two for each label that has two."""
     labels = np.unique(targets)
     num_labels = min(len(labels), size // 2)
     for _ in range(num_steps):
@@ -274,7 +275,7 @@ def _draw_batches(
 
 
 def contrastive_loss(rows_CH: Tensor, targets_C: Tensor) -> Tensor:
-    """Return the mean loss of the texts whose label another text of the batch has."""
+    """Return the mean loss of the texts that share their label with another text of the batch."""
     vectors_CH = F.normalize(rows_CH, dim=-1)
     is_self_CC = torch.eye(len(targets_C), dtype=torch.bool, device=rows_CH.device)
     similarities_CC = (_SCALE * vectors_CH @ vectors_CH.T).masked_fill(is_self_CC, -torch.inf)

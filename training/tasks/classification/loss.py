@@ -46,7 +46,7 @@ from training.tasks.classification.files import (
 from training.tasks.classification.metrics import ValidationMetrics
 from training.tasks.metrics import OFFICIAL
 
-# Limits the lines that list labels.
+# Maximum number of labels in a printed list.
 _MAX_SHOWN: Final = 20
 _MIN_TEXTS: Final = 5
 
@@ -57,15 +57,15 @@ class ClassificationConfig:
 
     Attributes:
         head: name of the model's head.
-        name: classifier name that the run specifies; None for the default classifier.
+        name: name of the classifier in the run's options, or None for the default classifier.
         files: files of labelled texts.
         validation: files of held-out texts.
         validation_split: fraction of `files` that is held out; 0 for no split.
-        task: task of GLUE that determines columns and labels; None for the user's own files.
-        problem: type of the labels. None means one label per text, but many numbers are rejected.
-        labels: names of the labels 0, 1, ...; if empty, the files determine them.
+        task: GLUE task that determines columns and labels, or None for the user's own files.
+        problem: type of the labels, or None for one label per text that does not look like a score.
+        labels: names of the labels 0, 1, ..., or empty if the files determine them.
         class_weights: factors of the labels' losses, or `balanced`.
-        metric: metric that selects the best checkpoint; None for the official metrics.
+        metric: metric that selects the best checkpoint, or None for the official metrics.
     """
 
     head: Task
@@ -98,7 +98,7 @@ class Classification(TrainingTask):
     """A text classifier of a run, with its data in memory.
 
     Attributes:
-        head_name: classifier name that the run specifies; None for the default classifier.
+        head_name: name of the classifier in the run's options, or None for the default classifier.
         names: names of the labels.
         metrics: metrics of held-out texts.
         examples: training examples.
@@ -244,7 +244,7 @@ def classification_loss(
 def regression_loss(
     model: AlbertForTasks, batch: ExampleBatch, logits: LogitsFunction = cls_logits
 ) -> dict[LossName, LossSums]:
-    """Return the squared errors of scores; errors of less than 0.5 count as right."""
+    """Return the squared errors of scores. A score is right if its error is less than 0.5."""
     logits_C1 = logits(model, batch).float()
     errors_C = logits_C1[:, 0] - batch.targets
     result = LossSums(
@@ -262,7 +262,7 @@ def multi_label_loss(
 ) -> dict[LossName, LossSums]:
     """Return the binary cross-entropy of several labels per text, as the mean over labels.
 
-    Texts count as right if all labels are right. The targets (C, K) are 1 and 0.
+    A text counts as right if all of its labels are right. The targets (C, K) are 1 and 0.
     """
     logits_CK = logits(model, batch).float()
     losses_CK = F.binary_cross_entropy_with_logits(logits_CK, batch.targets, reduction="none")

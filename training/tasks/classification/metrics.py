@@ -32,9 +32,9 @@ from training.tasks.metrics import COMBINED, compute_metrics, mean_metric, predi
 
 _NUM_BINS: Final = 15
 _MAX_LOG_TEMPERATURE: Final = 4.0
-# The names of the metrics begin with this.
+# Prefix of the metrics' names.
 PREFIX: Final = "text_classification"
-# The values of `--metric`.
+# Allowed values of `--metric`.
 _ALLOWED: Final[Mapping[ProblemType, tuple[Metric, ...]]] = MappingProxyType(
     {
         "single_label_classification": ("accuracy", "macro_f1", "matthews_correlation"),
@@ -57,7 +57,7 @@ class ValidationMetrics:
 
     Attributes:
         official: metrics whose mean selects the best checkpoint by default.
-        metric: value of `--metric`, which selects it instead; None if not specified.
+        metric: value of `--metric`, which selects the best checkpoint instead, or None.
     """
 
     problem: ProblemType
@@ -94,7 +94,7 @@ class ValidationMetrics:
         return {**figures, COMBINED: mean_metric({name: figures[name] for name in self.official})}
 
     def calibrated(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
-        """Return the metrics, including the metrics of calibration for labels."""
+        """Return the metrics and, except for a regression, the calibration metrics."""
         figures = self.figures(logits_NK, targets_N)
         if self.problem != "regression":
             figures |= calibration_metrics(logits_NK.float(), targets_N)
@@ -126,7 +126,7 @@ class TextPredictions:
 
     @cached_property
     def targets(self) -> NDArray[Any]:
-        """The label indices or scores (N,); for several labels per text, 1 and 0 (N, K)."""
+        """The label indices or scores (N,), or 1 and 0 (N, K) if texts can have several labels."""
         dtype = np.int64 if self.problem == "multi_label_classification" else None
         return np.array([text.label for text in self.texts], dtype)
 
@@ -137,7 +137,7 @@ class TextPredictions:
 
     @cached_property
     def losses_N(self) -> NDArray[np.float32]:
-        """The loss of each text: cross-entropy (the mean over several labels) or squared error."""
+        """The loss of each text: cross-entropy (the mean over several labels), or squared error."""
         logits_NK = torch.from_numpy(self.logits)
         losses: Tensor
         if self.problem == "regression":
@@ -153,10 +153,10 @@ class TextPredictions:
 
     @property
     def confusion(self) -> dict[str, dict[str, int]]:
-        """The number of texts by true and predicted label, without zeros; {} for other types."""
+        """The non-zero numbers of texts by true and predicted label ({} unless texts have one label)."""
         if self.problem != "single_label_classification":
             return {}
-        from sklearn.metrics import confusion_matrix  # its import takes a second
+        from sklearn.metrics import confusion_matrix  # importing scikit-learn takes a second
 
         counts_KK = confusion_matrix(self.targets, self.predictions, labels=range(len(self.names)))
         return {
@@ -165,7 +165,7 @@ class TextPredictions:
         }
 
     def describe(self, value: Any) -> str:
-        """Format a target or a prediction: names of labels, or a number."""
+        """Format a target or a prediction, as label names or as a number."""
         if self.problem == "regression":
             return f"{float(value):.4g}"
         if self.problem == "single_label_classification":
@@ -173,7 +173,7 @@ class TextPredictions:
         return ",".join(name for name, has in zip(self.names, value, strict=True) if has)
 
     def figures(self, metrics: Sequence[Metric] = ()) -> dict[str, Any]:
-        """Return metrics, loss and counts and, for labels, the metrics of each label."""
+        """Return metrics, loss, counts and, except for a regression, the metrics of each label."""
         all_metrics = dict.fromkeys((*_METRICS[self.problem], *metrics))
         figures: dict[str, Any] = {
             **compute_metrics(tuple(all_metrics), self.logits, self.targets),
@@ -192,7 +192,7 @@ class TextPredictions:
 
     def classes(self) -> dict[str, dict[str, float]]:
         """Return precision, recall, F1 and the number of texts of each label."""
-        from sklearn.metrics import precision_recall_fscore_support  # its import takes a second
+        from sklearn.metrics import precision_recall_fscore_support  # importing this takes a second
 
         precisions, recalls, f1s, counts = precision_recall_fscore_support(
             self.targets,
@@ -228,9 +228,9 @@ def classify(
 
     Args:
         names: names of the labels.
-        length: maximum tokens of a text or pair.
-        truncation: whether to truncate longer texts; otherwise they are an error.
-        outputs: index of the model's output for each label; None if the order is the same.
+        length: maximum number of tokens in a text or pair.
+        truncation: whether to truncate longer texts instead of rejecting them.
+        outputs: index of the model's output for each label, or None if the order is the same.
         head: name of the classifier.
     """
     examples, num_truncated = labelled_examples(
@@ -263,15 +263,15 @@ def _logits(
 
 
 def fit_temperature(logits_NK: Tensor, targets_N: Tensor) -> float:
-    """Return the temperature of minimum cross-entropy, which divides logits (Guo et al. 2017).
+    """Return the temperature, which divides logits, of least cross-entropy (Guo et al. 2017).
 
-    The targets are smoothed by 1 / (N + 2), as in Platt scaling. Otherwise, the temperature of only
-    right predictions would be 0.
+    The targets are smoothed by 1 / (N + 2), as in Platt scaling. Otherwise, the temperature would
+    be 0 if all predictions were right.
 
     Args:
-        targets_N: label indices (N,); for several labels per text, 1 and 0 (N, K).
+        targets_N: label indices (N,), or 1 and 0 (N, K) if texts can have several labels.
     """
-    from scipy.optimize import minimize_scalar  # its import takes a second
+    from scipy.optimize import minimize_scalar  # importing SciPy takes a second
 
     logits_NK, smoothing = logits_NK.double(), 1 / (len(logits_NK) + 2)
 
@@ -294,7 +294,7 @@ def calibration_error(logits_NK: Tensor, targets_N: Tensor) -> float:
 
     Args:
         logits_NK: logits divided by the temperature.
-        targets_N: targets for `fit_temperature`. Each of several labels counts as a prediction.
+        targets_N: targets, as in `fit_temperature`. Each of several labels counts as a prediction.
     """
     if targets_N.ndim == 1:
         confidence_N, labels_N = logits_NK.double().softmax(-1).max(-1)

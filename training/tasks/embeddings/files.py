@@ -15,10 +15,10 @@ from training.data.labelled.cells import cell_text, finite_number
 from training.data.labelled.rows import collecting, gather_rows, raise_listed, read_records
 from training.glue.tasks import TASKS
 
-# The texts of a pair match. A triplet has a third text that does not match the first. A scored pair
-# has the similarity of its texts.
+# The texts of a pair match. A triplet has a third text, which does not match the first. A scored
+# pair has a score for the similarity of its texts.
 TextKind: TypeAlias = Literal["pairs", "triplets", "scored pairs"]
-# The columns of the STS benchmark. Some of its rows lack the last two columns, which are sources.
+# The columns of the STS benchmark. Some of its rows lack the last two columns, the texts' sources.
 _STSB: Final = TASKS["stsb"].columns.headerless
 
 
@@ -28,7 +28,7 @@ class SimilarTexts:
 
     Attributes:
         texts: two or three texts, the anchor first.
-        score: similarity of two texts, on any scale; None for pairs and triplets.
+        score: similarity of two texts, on any scale, or None for pairs and triplets.
         location: file and line, for messages.
     """
 
@@ -60,9 +60,9 @@ def read_similar(
     text, or the columns of the STS benchmark.
 
     Args:
-        columns: names of two or three columns of texts, or of two and the column of the score; if
-            empty, the default names.
-        delimiter: delimiter of CSV and TSV files; None to detect it.
+        columns: names of two or three text columns, or of two text columns and the score column. If
+            empty, the default names are used.
+        delimiter: delimiter of CSV and TSV files, or None to detect it.
     """
     if len(columns) not in (0, 2, 3):
         raise CorpusError(
@@ -87,7 +87,7 @@ def _read(
     for row in read_records(file, errors, delimiter, None if columns else _columns_by_order):
         try:
             names = _columns_of(row.values, columns)
-        except InvalidInputError as error:  # columns that differ only in case
+        except InvalidInputError as error:  # raised if column names differ only in case
             errors.append(f"{row.header}: {error}")
             return
         if names is None:
@@ -103,7 +103,7 @@ def _read(
 
 
 def _columns_by_order(first: Sequence[str]) -> Sequence[str]:
-    """Return the names of a file's columns from its first row; () if the row is a header."""
+    """Return the names of a file's columns from its first row, or () if that row is a header."""
     if any(find_name(first, name) for name in (*SCORES, *chain.from_iterable(SIMILAR))):
         return ()
     if len(first) >= len(_STSB) - 2:

@@ -40,7 +40,7 @@ VECTORS: Final = SentenceVectors(pooling="mean", normalize=True)
 _MAX_PASS_TOKENS: Final = 8192
 # Cosines are multiplied by this before the softmax, as in sentence-transformers.
 _SCALE: Final = 20.0
-# Texts of a higher cosine count as equal.
+# Two texts are treated as equal if their cosine similarity is higher than this.
 _MIN_EQUAL_COSINE: Final = 1 - 1e-4
 _VALIDATION_BATCH_SIZE: Final = 64
 
@@ -52,7 +52,7 @@ class EmbeddingConfig:
     Attributes:
         files: files of pairs, triplets, or pairs with a score.
         validation: files of held-out pairs with a score.
-        columns: names of the columns of texts and score; empty for the default names.
+        columns: names of the text and score columns, or empty for the default names.
     """
 
     files: Sequence[Path]
@@ -85,7 +85,7 @@ class VectorExample:
     """The tokens of an example's K texts, and the target of its loss.
 
     Attributes:
-        target: score of a scored pair; 0 for pairs and triplets.
+        target: score of a scored pair, or 0 for pairs and triplets.
     """
 
     texts: tuple[TokenisedExample, ...]
@@ -93,14 +93,14 @@ class VectorExample:
 
     @property
     def lengths(self) -> list[int]:
-        """The number of tokens of each text."""
+        """The number of tokens in each text."""
         return [len(text.ids) for text in self.texts]
 
 
 def _tokenised(
     splits: Mapping[str, Sequence[SimilarTexts]], setup: TrainingSetup
 ) -> tuple[dict[str, list[VectorExample]], LongTexts]:
-    labelled = {  # the labels are not used
+    labelled = {  # the tokeniser takes labelled texts, but the label 0 is never read
         split: [
             LabelledText(text=text, pair=None, label=0, location=example.location)
             for example in texts
@@ -117,7 +117,7 @@ def _tokenised(
 def _examples(
     texts: Sequence[SimilarTexts], tokenised: Iterator[TokenisedExample]
 ) -> Iterator[VectorExample]:
-    """Yield the examples, whose tokenised texts follow each other."""
+    """Yield the examples. `tokenised` has the texts of all examples, one after the other."""
     for text in texts:
         yield VectorExample(
             texts=tuple(next(tokenised) for _ in text.texts), target=text.score or 0.0
@@ -125,7 +125,7 @@ def _examples(
 
 
 def _collate(examples: Sequence[VectorExample], row_length: int) -> ExampleBatch:
-    """Pack the texts of all examples in order: `firsts` and `sizes` are (Q * K,)."""
+    """Pack the texts of all examples in order. `firsts` and `sizes` are (Q * K,)."""
     texts = list(chain.from_iterable(example.texts for example in examples))
     return replace(
         collate_examples(TASK, texts, row_length=row_length),
@@ -136,9 +136,9 @@ def _collate(examples: Sequence[VectorExample], row_length: int) -> ExampleBatch
 
 @dataclass(kw_only=True)
 class _VectorStream(ExampleStream[VectorExample]):
-    """Task stream of embeddings.
+    """The task stream of embeddings.
 
-    The losses compare each example with the others of its micro-batch, so a step has one
+    The losses compare each example with the other examples of its micro-batch, so a step has one
     micro-batch per process.
     """
 
@@ -165,7 +165,7 @@ class _VectorStream(ExampleStream[VectorExample]):
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """No head, because embeddings train only the encoder."""
+        """Empty, because embeddings train only the encoder."""
         return ()
 
     def passes(self, examples: Sequence[VectorExample]) -> Sequence[Sequence[VectorExample]]:
@@ -180,7 +180,7 @@ class _VectorStream(ExampleStream[VectorExample]):
 def _stream(
     examples: Sequence[VectorExample], setup: TrainingSetup, batch_size: int
 ) -> _VectorStream:
-    """Return the task stream, packed into rows of the cheapest length."""
+    """Return the task stream, packed into rows of the length that costs least."""
     rng = np.random.default_rng(setup.seed)
     lengths = [np.array(example.lengths) for example in examples]
     sample = rng.integers(len(lengths), size=(NUM_SAMPLED_BATCHES, batch_size))
@@ -199,7 +199,7 @@ def _stream(
 
 
 def _validation(pairs: Sequence[VectorExample], row_length: int) -> Validation | None:
-    """Return the validation on held-out pairs."""
+    """Return the validation on held-out pairs, or None without pairs."""
     if not pairs:
         return None
     longest = max(row_length, *(max(pair.lengths) for pair in pairs))
@@ -223,7 +223,7 @@ def sentence_vectors(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
     positions_T = torch.arange(len(hidden_TH), device=hidden_TH.device)
     ends_C = batch.firsts + batch.sizes
     is_in_CT = (positions_T >= batch.firsts[:, None]) & (positions_T < ends_C[:, None])
-    # The sums of bf16 are too coarse for a mean.
+    # Sums in bf16 are too coarse for a mean.
     with torch.autocast(hidden_TH.device.type, enabled=False):
         return F.normalize(is_in_CT.float() @ hidden_TH, dim=-1)
 
@@ -262,8 +262,8 @@ def _ranking_loss(
 ) -> dict[LossName, LossSums]:
     """Return the cross-entropy of finding an anchor's positive among the texts of the batch.
 
-    This is MultipleNegativesRankingLoss of sentence-transformers (Henderson et al. 2017, section
-    4.4), but texts equal to the positive are ignored.
+    This is sentence-transformers' MultipleNegativesRankingLoss (Henderson et al. 2017, section
+    4.4), except that texts equal to the positive are ignored.
     """
     vectors_QKH = _by_example(vectors(model, batch), batch)
     anchors_QH = vectors_QKH[:, 0]
@@ -284,10 +284,10 @@ def _ranking_loss(
 def _cosent_loss(
     model: AlbertForTasks, batch: ExampleBatch, vectors: LogitsFunction
 ) -> dict[LossName, LossSums]:
-    """Return the loss of the order of cosines, compared with the order of scores.
+    """Return a loss that is low if the cosines of the pairs are in the order of their scores.
 
-    This is CoSENTLoss of sentence-transformers for the batch. The accuracy is the fraction of
-    comparisons in the right order.
+    This is sentence-transformers' CoSENTLoss over the batch. The accuracy is the fraction of
+    compared pairs that are in the right order.
     """
     cosines_Q = _cosines(vectors(model, batch), batch)
     is_less_QQ = batch.targets[:, None] < batch.targets

@@ -25,7 +25,7 @@ from training.tasks.embeddings.files import SimilarTexts
 from training.tasks.engine import EngineItem, predict
 from training.tasks.metrics import compute_metrics
 
-# The names of the metrics begin with this.
+# Prefix of the metrics' names.
 PREFIX: Final = "embeddings"
 _RECALLS: Final = (1, 5, 10)
 _MAX_RANK: Final = 10
@@ -33,13 +33,13 @@ _NUM_BATCH_QUERIES: Final = 256
 _NUM_SHOWN_CHARS: Final = 60
 
 Vectors: TypeAlias = NDArray[np.float32]
-# A function from texts to embeddings (N, H) of length 1.
+# Function that returns the embeddings (N, H) of texts, each of length 1.
 Embed: TypeAlias = Callable[[Sequence[str]], Vectors]
 
 
 @dataclass(kw_only=True)
 class Embedder:
-    """A function from texts to embeddings (N, H) of length 1.
+    """A function that returns the embeddings (N, H) of texts, each of length 1.
 
     Attributes:
         truncation: whether to truncate texts of more than `max_length` tokens.
@@ -55,7 +55,7 @@ class Embedder:
 
     @property
     def max_length(self) -> int:
-        """Maximum tokens of a text."""
+        """Maximum number of tokens in a text."""
         return self.setup.sentence_vectors.max_length or self.setup.max_positions
 
     def __call__(self, texts: Sequence[str]) -> Vectors:
@@ -90,10 +90,10 @@ def _decode_vector(
 
 
 def similarity_metrics(pairs: Sequence[SimilarTexts], embed: Embed) -> dict[str, Any]:
-    """Return the correlations of the pairs' cosines with their scores.
+    """Return the correlations between the cosines and the scores of pairs.
 
-    Benchmarks compare Spearman's correlation (MTEB, arXiv 2210.07316); Pearson's is included. Both
-    are nan if all cosines or all scores are equal.
+    Benchmarks compare Spearman's correlation (MTEB, arXiv 2210.07316). Pearson's is added. Both are
+    nan if all cosines or all scores are equal.
     """
     index_of, vectors_NH = _embed_once((text for pair in pairs for text in pair.texts), embed)
     firsts_P, seconds_P = ([index_of[pair.texts[k]] for pair in pairs] for k in (0, 1))
@@ -107,10 +107,10 @@ def similarity_metrics(pairs: Sequence[SimilarTexts], embed: Embed) -> dict[str,
 def retrieval_metrics(pairs: Sequence[SimilarTexts], embed: Embed) -> dict[str, Any]:
     """Return recall at 1, 5 and 10, and the mean reciprocal rank at 10, of retrieval by cosine.
 
-    The first text of a pair is a query. The other texts of all pairs are candidates; equal texts
-    count once. The matches of a query are the second texts of its pairs. Recall at k is the part of
-    the matches among the first k candidates. The reciprocal rank is 1 / rank of the first match, or
-    0 if the rank is more than 10. Of candidates with equal cosines, matches rank last.
+    The first text of a pair is a query. The other texts of all pairs are candidates, each distinct
+    text once. The matches of a query are the second texts of its pairs. Recall at k is the fraction
+    of the matches among the first k candidates. The reciprocal rank is 1 / rank of the first match,
+    or 0 if the rank is more than 10. If candidates have equal cosines, matches rank last.
 
     Args:
         pairs: pairs of a query and a matching text, or triplets with another candidate.
@@ -151,6 +151,6 @@ def _ranks(
 
 
 def _embed_once(texts: Iterable[str], embed: Embed) -> tuple[dict[str, int], Vectors]:
-    """Return the index of each different text, and the embeddings (N, H) by index."""
+    """Return the index of each distinct text, and the embeddings (N, H) by index."""
     index_of = {text: index for index, text in enumerate(dict.fromkeys(texts))}
     return index_of, embed(list(index_of))
