@@ -153,7 +153,7 @@ class TextPredictions:
 
     @property
     def confusion(self) -> dict[str, dict[str, int]]:
-        """The non-zero numbers of texts by true and predicted label ({} unless texts have one label)."""
+        """The numbers of texts by true and predicted label, or {} unless texts have one label."""
         if self.problem != "single_label_classification":
             return {}
         from sklearn.metrics import confusion_matrix  # importing scikit-learn takes a second
