@@ -38,7 +38,7 @@ writes both into the manifest. Without data, it prints the difference of the pro
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
+    """Run the command line, and return its exit status."""
     parser = make_parser(
         "albert-serve export",
         "Export an ALBERT checkpoint as a bundle, which albert-serve opens.",

@@ -116,7 +116,7 @@ def _results(evaluation: Mapping[str, Any], heads: Sequence[str]) -> Iterator[Ev
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return the lines of a table; any Markdown and HTML in cells is escaped."""
+    """Return the lines of a table, in whose cells Markdown and HTML are escaped."""
     return [
         _line(header),
         _line(["---"] * len(header)),

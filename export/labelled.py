@@ -54,7 +54,7 @@ class Measurement(NamedTuple):
 
     Attributes:
         percent: metric in percent.
-        scores: score of each answer; higher is better.
+        scores: score of each answer. Higher scores are better.
         num_truncated: number of truncated texts.
     """
 

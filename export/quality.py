@@ -35,7 +35,7 @@ from training.data.corpus import find_files, read_documents
 from training.model.provenance import file_names
 from training.tasks.engine import EngineItem, predict
 
-# The texts are from Wikipedia, CC BY-SA 3.0; examples/README.md names the authors.
+# The texts are from Wikipedia (CC BY-SA 3.0). examples/README.md names the authors.
 _DEFAULT_TEXTS: Final = Path(__file__).with_name("texts.jsonl")
 _NUM_TEXTS: Final = 100
 _MAX_TOKENS: Final = 64

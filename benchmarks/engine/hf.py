@@ -1,4 +1,4 @@
-"""Contestants with `transformers`: eager, compiled, or a pipeline; in fp32, bf16 or fp16."""
+"""Contestants with `transformers` in fp32, bf16 or fp16: eager, compiled, or as a pipeline."""
 
 from __future__ import annotations
 

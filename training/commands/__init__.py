@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-# By name: the module, whose `main` is the command, and its purpose.
+# By command name: the module whose `main` runs the command, and the command's purpose.
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "finetune": ("training.commands.finetune", "train a model on labelled data"),

@@ -32,7 +32,7 @@ def convert(reference: str | Path, target: Path) -> None:
     """Write a checkpoint for `transformers` into a new folder, which appears only when complete.
 
     Args:
-        reference: folder of a checkpoint, or model of the Hugging Face Hub.
+        reference: folder of a checkpoint, or model on the Hugging Face Hub.
         target: new folder of the result.
 
     Raises:
@@ -46,7 +46,7 @@ def convert(reference: str | Path, target: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit status."""
+    """Run the command line, and return its exit status."""
     parser = make_parser("albert-serve convert", __doc__, _EXAMPLES)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write")

@@ -36,7 +36,7 @@ _EXAMPLES: Final = r"""examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit status."""
+    """Run the command line, and return its exit status."""
     parser = make_parser("albert-serve evaluate", __doc__, _EXAMPLES)
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=REFERENCE_HELP)
     add_flags(parser, EvaluateConfig)
@@ -80,7 +80,7 @@ def _print_metrics(metrics: Mapping[str, Any]) -> None:
 
 def _print_classes(classes: Mapping[str, Mapping[str, float]]) -> None:
     width = max(map(len, (*classes, "class")))
-    unit = list(next(iter(classes.values())))[-1]  # either texts or entities are counted
+    unit = list(next(iter(classes.values())))[-1]  # the last column counts texts or entities
     print(f"\n{'class':{width}}  precision  recall      f1 {unit:>8}")
     for name, metrics in islice(classes.items(), _MAX_CLASSES):
         values = " ".join(f"{metrics[key]:8.4f}" for key in ("precision", "recall", "f1"))

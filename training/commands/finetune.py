@@ -58,7 +58,7 @@ def finetune(config: FinetuneConfig) -> TrainedRun:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit status."""
+    """Run the command line, and return its exit status."""
     parser = make_parser("albert-serve finetune", __doc__, _EXAMPLES)
     add_flags(parser, FinetuneConfig)
     add_heads(parser)

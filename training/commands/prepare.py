@@ -42,7 +42,7 @@ class PrepareConfig(Options, title="corpus"):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit status."""
+    """Run the command line, and return its exit status."""
     parser = make_parser("albert-serve prepare", __doc__, _EXAMPLES)
     add_flags(parser, PrepareConfig)
     values = parser.parse_args(arguments)

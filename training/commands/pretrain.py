@@ -47,7 +47,7 @@ def pretrain(config: PretrainConfig) -> TrainedRun:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit status."""
+    """Run the command line, and return its exit status."""
     parser = make_parser("albert-serve pretrain", __doc__, _EXAMPLES)
     add_flags(parser, PretrainConfig)
     values = parser.parse_args(arguments)

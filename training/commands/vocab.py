@@ -25,7 +25,7 @@ from training.vocabulary.settings import TooFewPiecesError, VocabularySettings
 from training.vocabulary.spiece import build_tokenizer
 from training.vocabulary.training import NUM_SENTENCES, VOCAB_SIZE, train_vocab
 
-# Scanning these characters for words that become equal takes a few seconds.
+# Number of characters to scan for words that become equal, which takes a few seconds.
 _SAMPLED_CHARACTERS: Final = 20_000_000
 _EXAMPLES: Final = """examples:
   albert-serve vocab --corpus wiki/*.jsonl.xz --output vocab/
@@ -55,7 +55,7 @@ class VocabConfig(Options, title="corpus and vocabulary"):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit status."""
+    """Run the command line, and return its exit status."""
     parser = make_parser("albert-serve vocab", __doc__, _EXAMPLES)
     add_flags(parser, VocabConfig)
     values = parser.parse_args(arguments)

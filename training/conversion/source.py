@@ -41,7 +41,7 @@ _PLACEHOLDERS: Final = MappingProxyType(
         b"<html": _PAGE,
     }
 )
-# A model often has both formats, so only the first one with files is downloaded.
+# File patterns by format. If a model has both formats, only the first is downloaded.
 _WEIGHTS: Final = (
     ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"),
@@ -58,11 +58,11 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(reference: str | Path | None) -> Iterator[Checkpoint]:
-    """Open a checkpoint of any format for `with`, which removes converted files at its end.
+    """Open a checkpoint of any format. Converted files are removed at the end of `with`.
 
     Args:
-        reference: folder, or a model's id on the Hub, or `id@revision`; `files.local_path`
-            distinguishes them. None for the default model.
+        reference: folder, or a model's id on the Hub, or `id@revision` (`files.local_path` tells
+            them apart). None for the default model.
     """
     folder, name = _locate(shipped_bundle() if reference is None else reference)
     _check_files(folder)
@@ -82,7 +82,7 @@ def open_checkpoint(reference: str | Path | None) -> Iterator[Checkpoint]:
 
 @contextmanager
 def _name_source(folder: Path, converted: Path) -> Iterator[None]:
-    """Replace the converted folder by the source's in errors; for `with`."""
+    """Name the source folder, not the converted folder, in errors within `with`."""
     try:
         yield
     except (TrainingError, AlbertServeError) as error:
@@ -132,7 +132,7 @@ def _download(model: HubModel) -> Path:
     check_config(read_config(folder), model)
     pinned = HubModel(repo_id=model.repo_id, revision=folder.name)
     for patterns in _WEIGHTS:
-        # The existing config.json avoids a warning if no weights match.
+        # huggingface_hub would warn if no file matched, so the patterns include config.json.
         folder = download(pinned, ("config.json", *patterns))
         weights = find_weights(folder)
         if weights is not None:

@@ -54,7 +54,7 @@ _WORDPIECE_FILE: Final = "vocab.txt"
 # Other files of a checkpoint, which are copied unchanged.
 _COPIED_FILES: Final = (TOKENIZER_FILE, _SPIECE_FILE, _WORDPIECE_FILE, "tokenizer_config.json",
                 "training.json", "evaluation.json")  # fmt: skip
-# Problem type with the same activation, by the last part of the activation's class path.
+# Problem type of each activation, by the last part of the activation's class path.
 _PROBLEM_TYPES: Final = {"Sigmoid": "multi_label_classification", "Identity": "regression"}
 # Tokenizer classes that omit token types since `transformers` 5.
 _CLASSES_WITHOUT_TYPES: Final = ("Albert", "PreTrainedTokenizer", "TokenizersBackend")
@@ -62,7 +62,7 @@ _CLASSES_WITHOUT_TYPES: Final = ("Albert", "PreTrainedTokenizer", "TokenizersBac
 
 def is_standard(folder: Path) -> bool:
     """Return whether a checkpoint is in the standard form."""
-    read_sentence_vectors(folder)  # its errors appear now, not after hours of training
+    read_sentence_vectors(folder)  # raises its errors now, not after hours of training
     if encoder_folder(folder) != folder:
         return False
     if not (folder / "config.json").is_file() and (folder / CONFIG_FILE).is_file():
@@ -122,7 +122,7 @@ def _add_tokenizer(source: Path, folder: Path, config: AlbertConfig) -> None:
 
 
 def _build_tokenizer(folder: Path) -> Tokenizer | None:
-    """Build the tokenizer of a folder's vocabulary; None if there is none."""
+    """Build the tokenizer of a folder's vocabulary; return None without a vocabulary."""
     settings = read_settings(folder)
     spiece, wordpiece = folder / _SPIECE_FILE, folder / _WORDPIECE_FILE
     is_bert = (settings.tokenizer_class or "").startswith("Bert")
@@ -157,9 +157,10 @@ def _write_config(config: Mapping[str, Any], folder: Path) -> None:
 
 
 def _cross_encoder_keys(folder: Path, hf: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `config.json` key for a cross-encoder's activation; empty for other models."""
+    """Return the `config.json` key of a cross-encoder's activation, if the model is one."""
     settings = read_object(folder / "config_sentence_transformers.json")
-    nested = hf.get("sentence_transformers")  # versions 4 and 5 use it; older ones the flat key
+    # sentence-transformers 4 and 5 write this key. Older versions write the flat key.
+    nested = hf.get("sentence_transformers")
     nested = nested if isinstance(nested, dict) else {}
     activation = hf.get("sbert_ce_default_activation_function") or nested.get("activation_fn")
     is_cross_encoder = settings.get("model_type") == "CrossEncoder" or activation is not None

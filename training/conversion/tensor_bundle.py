@@ -1,10 +1,10 @@
 """Reader of TensorFlow's checkpoint files, `PREFIX.index` and `PREFIX.data-00000-of-00001`.
 
-The index is a table of LevelDB's format
-(https://github.com/google/leveldb/blob/main/doc/table_format.md) from names to the ranges of
-tensors in the data files. The entries are messages of
+The index is a table in LevelDB's format
+(https://github.com/google/leveldb/blob/main/doc/table_format.md), which maps names to the ranges of
+tensors in the data files. Its values are messages that are defined in
 https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/protobuf/tensor_bundle.proto.
-Checksums are not verified. Every range is checked to be within its file.
+Checksums are not verified, but every range is checked to be within its file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from training.model.checkpoint import CheckpointError
 
 _MAGIC: Final = struct.pack("<Q", 0xDB4775248B80FB57)
 _FOOTER_BYTES: Final = 48
-# Dtypes of weights by TensorFlow's number.
+# NumPy's dtypes of weights, by TensorFlow's type number.
 _DTYPES: Final[dict[int, str]] = {1: "<f4", 2: "<f8", 19: "<f2"}
 # Fields of BundleHeaderProto and BundleEntryProto that this module reads.
 _PROTOCOL: Final = """
@@ -122,7 +122,7 @@ def _read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _read_block(content: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the entries of a block; each key stores only its difference from the previous key."""
+    """Yield the entries of a block, whose keys store only differences from the previous key."""
     if offset + size >= len(content):
         raise ValueError("a block is outside the file")
     if content[offset + size]:
@@ -149,7 +149,7 @@ def _handle(content: bytes, position: int) -> tuple[int, int, int]:
 
 
 def _varint(content: bytes, position: int) -> tuple[int, int]:
-    """Return a number of 7 bits per byte, and the position after it."""
+    """Return a number that is stored in 7 bits per byte, and the position after it."""
     number = 0
     for shift in range(0, 70, 7):
         byte = content[position]

@@ -1,4 +1,4 @@
-"""Google's checkpoints of ALBERT: `albert_config.json`, TensorFlow's weights, `30k-clean.model`.
+"""Google's ALBERT checkpoints: `albert_config.json`, TensorFlow's weights, `30k-clean.model`.
 
 Only these checkpoints have the sentence order head. Reading them does not need TensorFlow.
 """
@@ -24,7 +24,7 @@ CONFIG_FILE: Final = "albert_config.json"
 # File name of the vocabulary in our checkpoints, by its name in Google's archives.
 VOCABULARY_FILES: Final = {"30k-clean.model": "spiece.model", "vocab_chinese.txt": "vocab.txt"}
 _TF_LAYER: Final = "bert/encoder/transformer/group_{g}/inner_group_{i}"
-# Hugging Face's name of a weight, by TensorFlow's.
+# Hugging Face's name of a weight, by TensorFlow's name.
 _NAMES: Final[dict[str, str]] = {
     "bert/embeddings/word_embeddings": "albert.embeddings.word_embeddings.weight",
     "bert/embeddings/position_embeddings": "albert.embeddings.position_embeddings.weight",
@@ -33,7 +33,7 @@ _NAMES: Final[dict[str, str]] = {
     "cls/seq_relationship/output_weights": "sop_classifier.classifier.weight",
     "cls/seq_relationship/output_bias": "sop_classifier.classifier.bias",
 }
-# The same for modules, which `_KINDS` completes. {g}: group, {i}: layer within the group.
+# Hugging Face's name of a module, by TensorFlow's name. {g}: group, {i}: layer within the group.
 _MODULES: Final[dict[str, str]] = {
     "bert/embeddings/LayerNorm": "albert.embeddings.LayerNorm",
     "bert/encoder/embedding_hidden_mapping_in": "albert.encoder.embedding_hidden_mapping_in",
@@ -49,16 +49,16 @@ _MODULES: Final[dict[str, str]] = {
     "cls/predictions/transform/dense": "predictions.dense",
     "cls/predictions/transform/LayerNorm": "predictions.LayerNorm",
 }
-# Last part of the names of modules' weights. Kernels are [in, out] in TensorFlow.
+# Last part of a module weight's name, by TensorFlow's. Kernels are [in, out] in TensorFlow.
 _KINDS: Final[dict[str, str]] = {
     "kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias",
 }  # fmt: skip
-# Variables of training, not of the model.
+# Variables that only training uses.
 _TRAINING: Final = re.compile(r"global_step|.*/(adam_m|adam_v|AdamWeightDecayOptimizer(_1)?)")
 
 
 def read_tensorflow_config(folder: Path) -> dict[str, Any]:
-    """Read `albert_config.json` as the keys of Hugging Face's `config.json`."""
+    """Return the settings in `albert_config.json` under Hugging Face's `config.json` keys."""
     file = folder / CONFIG_FILE
     try:
         content = json.loads(file.read_bytes())
@@ -102,7 +102,7 @@ def load_tensorflow_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _hf_name(name: str) -> str | None:
-    """Return Hugging Face's name of a variable; None if ALBERT has no such variable."""
+    """Return Hugging Face's name of a variable, or None if ALBERT has no such variable."""
     if name in _NAMES:
         return _NAMES[name]
     stem, _, kind = name.rpartition("/")

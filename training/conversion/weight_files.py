@@ -1,7 +1,7 @@
 """Reader of a Hugging Face directory's weights, in all formats that `transformers` has written.
 
-The weights are safetensors or torch's pickles, in one file or several, of any floating-point type,
-under the names of any version. A pickle is read as tensors only: no code in it is run.
+The weights are safetensors or torch pickles, in one file or several, with any floating-point type
+and the names of any version. A pickle is read as tensors only: no code in it is run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FILES: Final = (WEIGHTS_FILE, _PICKLE_FILE)
 _MAX_INDEX_BYTES: Final = 16 << 20
 # Old versions stored these buffers, which are not weights.
 _BUFFER: Final = re.compile(r"(^|\.)(position_ids|token_type_ids)$")
-# Weights that were converted from TensorFlow name norms this way.
+# Suffixes of norms in weights that were converted from TensorFlow, and current suffixes.
 _NORM: Final = {".gamma": ".weight", ".beta": ".bias"}
 _DECODER: Final = "predictions.decoder."
 # DataParallel, torch.compile and wrapping modules, such as Lightning's, add these prefixes.
@@ -46,7 +46,7 @@ _WRAPPER: Final = re.compile(r"(?:(?:module|model|_orig_mod)\.)+")
 
 
 def find_weights(folder: Path) -> Path | None:
-    """Return the file of the weights or their index; None without either."""
+    """Return the file of the weights or their index, or None without either."""
     for name in _FILES:
         for file in (folder / name, folder / f"{name}.index.json"):
             if file.is_file():
@@ -77,7 +77,7 @@ def is_current(name: str) -> bool:
 
 def _read_file(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
-        read_header(file)  # its errors are clearer, and it limits the header's size
+        read_header(file)  # gives clearer errors, and limits the header's size
         try:
             return load_file(file)
         except SafetensorError as error:
@@ -130,12 +130,12 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
     """Read a pickle of tensors, from a zip archive or in the format before torch 1.6."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns about pickles of other writers
+            warnings.simplefilter("ignore")  # torch warns about other programs' pickles
             content = torch.load(
                 file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
             )
     except Exception as error:  # a damaged file raises almost anything
-        # The sentences after the first advise to load the file without this safeguard.
+        # Only torch's first sentence is kept: the rest advises to load without this safeguard.
         reason = re.split(r"\.\s|\n", str(error).strip() or type(error).__name__)[0]
         rejected_code = re.search(r"GLOBAL [\w.]+", str(error))
         raise CheckpointError(
@@ -176,7 +176,7 @@ def _current_name(name: str) -> str:
 
 
 def _without_decoder(weights: dict[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """Drop the decoder's copy of the word embeddings, and use its bias."""
+    """Drop the decoder's copy of the word embeddings, but keep its bias."""
     bias = weights.pop(f"{_DECODER}bias", None)
     if bias is not None and "predictions.dense.weight" in weights:
         weights["predictions.bias"] = bias
@@ -208,7 +208,7 @@ def restore_weights(file: Path, target: Path) -> None:
 
 
 def _restore(name: str, stored: Mapping[str, Tensor]) -> Tensor:
-    """Return a weight as fp32 in torch's shape; int8 matrices are stored transposed, [in, out]."""
+    """Return a weight as fp32, [out, in]. int8 matrices are stored transposed, [in, out]."""
     scale_O, factors_I = stored.get(name + SCALE_SUFFIX), stored.get(name + SMOOTHING_SUFFIX)
     weight = stored[name].float()
     if scale_O is not None:

@@ -35,7 +35,7 @@ class HeldOutTexts:
     Attributes:
         head: head of the model.
         names: names of the classifier's labels, in the order of its outputs.
-        task: task of GLUE; None for the user's own files.
+        task: GLUE task, or None for the user's own files.
         are_numbered: whether the files contain the labels' numbers instead of their names.
     """
 
@@ -135,8 +135,8 @@ def task_metrics(
 ) -> dict[str, Any]:
     """Return the metrics of all splits, including the official metrics of a GLUE task.
 
-    Metrics of each split after the first (mismatched MNLI) contain its name. Several official
-    metrics also have their mean, as in transformers' run_glue.
+    Metrics of splits after the first, such as mismatched MNLI, contain the split's name. If a task
+    has several official metrics, their mean is included, as in transformers' run_glue.
     """
     results: dict[str, Any] = {} if task is None else {f"{PREFIX}_task": task.title}
     official = () if task is None else task.metrics
@@ -151,9 +151,9 @@ def task_metrics(
 
 
 def _outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
-    """Return the model's output of each of the task's labels, or the one of a regression.
+    """Return the model's output index of each of the task's labels, or the one of a regression.
 
-    Labels without names are in the task's order.
+    If the model's labels have no names, they are in the task's order.
     """
     if task.scale is not None:
         if len(names) == 1:

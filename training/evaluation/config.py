@@ -1,4 +1,4 @@
-"""Configuration of an evaluation, by the names of the command's flags."""
+"""Configuration of an evaluation, whose fields are the command's flags."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from training.tasks.question_answering.metrics import MAX_ANSWER_LENGTH
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
-    """Configuration of an evaluation; the fields are the command's flags.
+    """Configuration of an evaluation, whose fields are the command's flags.
 
     Attributes:
-        checkpoint: folder of a checkpoint, or model of the Hugging Face Hub.
+        checkpoint: folder of a checkpoint, or model on the Hugging Face Hub.
         heads: data of the named classifiers.
 
     Raises:
-        EvaluationError: there is no data, or `predictions` could be of texts or of questions.
+        EvaluationError: there is no data, or `predictions` may mean those of texts or questions.
     """
 
     checkpoint: str
@@ -107,6 +107,6 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
 
     @property
     def metrics_file(self) -> Path | None:
-        """File of the metrics; None for a model of the Hub without --output."""
+        """File of the metrics, or None for a model on the Hub without --output."""
         folder = Path(self.checkpoint)
         return self.output or (folder / "evaluation.json" if folder.is_dir() else None)

@@ -14,7 +14,7 @@ from training.glue.tasks import GlueTask
 from training.tasks.classification.metrics import TextPredictions
 from training.tasks.question_answering.metrics import AnsweredQuestion, predicted
 
-# MNLI has two files, whose names end in these suffixes.
+# MNLI has two prediction files, whose names end in these suffixes.
 _SUFFIXES: Final[Mapping[str, str]] = MappingProxyType({"matched": "-m", "mismatched": "-mm"})
 # A question without spans has an infinite null score, which JSON cannot represent.
 _MAX_NULL_SCORE: Final = 1e9
@@ -25,11 +25,11 @@ def write_glue(
 ) -> None:
     """Write a TSV file of `index` and `prediction` for each split.
 
-    If there are several, a suffix is added: `MNLI.tsv` becomes `MNLI-m.tsv` and `MNLI-mm.tsv`.
+    Several splits get suffixes: `MNLI.tsv` becomes `MNLI-m.tsv` and `MNLI-mm.tsv`.
 
     Args:
-        task: task of GLUE; None for the user's own files, whose predictions are names of labels,
-            separated by commas, or scores.
+        task: GLUE task, or None for the user's own files. Their predictions are scores, or label
+            names separated by commas.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     for split, answers in predictions.items():
@@ -51,20 +51,20 @@ def _prediction(answers: TextPredictions, value: Any, task: GlueTask | None) -> 
     if task is not None and task.submitted == "numbers":
         return str(int(value))
     if answers.problem == "regression":
-        return f"{float(value):.9g}"  # nine digits represent 32 bits exactly
+        return f"{float(value):.9g}"  # nine digits represent a 32-bit float exactly
     return answers.describe(value)
 
 
 def write_squad(
     answers: Sequence[AnsweredQuestion], file: Path, threshold: float | None
 ) -> list[Path]:
-    """Write answers in the format of SQuAD's official scripts, and the best answers by question.
+    """Write answers in the format of the official SQuAD scripts, and each question's best answers.
 
     Additional files are next to `file`, with `_nbest` and `_null_odds` in their names.
 
     Args:
-        threshold: null score above which the answer is empty; None if it never is. With a
-            threshold, the null scores are written for `--na-prob-file` of the script of v2.0.
+        threshold: null score above which the answer is empty, or None if it never is. With a
+            threshold, the null scores are written for the SQuAD 2.0 script's `--na-prob-file`.
 
     Returns:
         All written files.

@@ -78,7 +78,7 @@ class _Opened:
     notes: list[str] = field(default_factory=list)
 
     def text_length(self, head: str) -> int:
-        """Return the maximum tokens of a text."""
+        """Return the maximum number of tokens in a text."""
         training = {"stages": read_stages(self.folder)}
         return text_length(head, training, self.model.config.max_positions)
 
@@ -105,7 +105,7 @@ class _Opened:
 
 
 class Evaluation(NamedTuple):
-    """The results of a checkpoint.
+    """The results of an evaluation.
 
     Attributes:
         metrics: metrics of all data, by name.
@@ -212,7 +212,7 @@ def _read_pairs(
 
 
 def _data(prefix: str, files: Sequence[Path]) -> dict[str, str]:
-    """Return the entry that names the data of a task's metrics; nothing without files."""
+    """Return the entry that names the data of a task's metrics, or nothing without files."""
     names, num_hidden = file_names(files)[:_SHOWN_FILES], len(files) - _SHOWN_FILES
     if num_hidden > 0:
         names = [*names, f"{num_hidden} more"]
@@ -284,7 +284,7 @@ def _classify(
 
 
 def _predictions_file(file: Path, head: Task) -> Path:
-    """Return the file of a classifier's predictions, which has a named classifier's name."""
+    """Return the file of a classifier's predictions, with the name of a named classifier added."""
     name = name_of(head)
     return file.with_name(f"{file.stem}-{name}{file.suffix}") if name else file
 

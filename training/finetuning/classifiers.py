@@ -20,7 +20,7 @@ from training.options.labelled import LabelledTexts
 from training.options.values import Parsed, parse_positive
 
 _MetricName = Literal["loss", Metric, "exact_match"]
-# The first options describe the labels of a text classifier, the others its columns too.
+# LABEL_OPTIONS describe a text classifier's labels. TEXT_OPTIONS also describe its columns.
 LABEL_OPTIONS: Final = ("problem_type", "labels", "class_weights")
 TEXT_OPTIONS: Final = (
     *LABEL_OPTIONS,
@@ -47,7 +47,7 @@ def _race_files(folder: Path, validation: Sequence[Path]) -> ClassifierFiles:
         if not files:
             with collecting(errors):
                 splits[split] = race_files(folder, split)
-    raise_listed(list(dict.fromkeys(errors)))  # a missing folder is an error of both splits
+    raise_listed(list(dict.fromkeys(errors)))  # both splits report a missing folder
     return ClassifierFiles(splits["train"], splits["dev"])
 
 
@@ -80,7 +80,7 @@ class ClassifierConfig(LabelledTexts, title="labelled texts"):
     )
 
     def __post_init__(self) -> None:
-        """Check that each label is named once."""
+        """Check that no label is named twice."""
         super().__post_init__()
         if len(first_spellings(self.labels)) < len(self.labels):
             raise RunError(
@@ -122,7 +122,7 @@ class ClassifierConfig(LabelledTexts, title="labelled texts"):
 
     @property
     def problem(self) -> ProblemType | None:
-        """Kind of the labels, by --task, --problem-type or the columns; None if undecided."""
+        """Kind of the labels, by --task, --problem-type or the columns, or None if undecided."""
         if self.task is not None:
             return TASKS[self.task].problem
         if self.problem_type is None and self.columns.has_several_labels:

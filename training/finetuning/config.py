@@ -1,4 +1,4 @@
-"""Configuration of a finetuning run, by the names of the command's flags."""
+"""Configuration of a finetuning run, whose fields are the command's flags."""
 
 from __future__ import annotations
 
@@ -172,14 +172,14 @@ class FinetuneConfig(
     ClassifierConfig,
     title="start",
 ):
-    """Configuration of a finetuning run; the fields are the command's flags.
+    """Configuration of a finetuning run, whose fields are the command's flags.
 
     Attributes:
-        initialize_from: folder of a checkpoint, or model of the Hugging Face Hub; None for the
+        initialize_from: folder of a checkpoint, model on the Hugging Face Hub, or None for the
             default model.
         heads: configurations of the named classifiers.
-        question_length: maximum tokens of a question with a window of its context; None without
-            questions.
+        question_length: maximum number of tokens in a question with a window of its context, or
+            None without questions.
 
     The recipe sets the length, the batch sizes and the hyperparameters that are None.
 
@@ -222,7 +222,7 @@ class FinetuneConfig(
         """
         values = dict(DEFAULTS)
         if self.order_share:
-            # The default weight suits one label per sequence next to many masked tokens.
+            # The default weight is for batches with many masked tokens per sentence-order label.
             values["sentence_weight"] = 1.0
         length = self.length
         if self.recipe is not None:

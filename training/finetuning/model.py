@@ -42,7 +42,7 @@ class Start:
     Attributes:
         hf: content of `config.json`.
         heads: number of outputs of each head.
-        architecture: sizes of the run's model, perhaps with fewer positions and other dropout.
+        architecture: sizes of the run's model, which may have fewer positions and other dropout.
     """
 
     folder: Path
@@ -140,7 +140,7 @@ def _without_replaced(heads: Mapping[Task, int], tasks: Collection[Task]) -> dic
 
 
 def with_config(model: AlbertForTasks, config: AlbertConfig) -> AlbertForTasks:
-    """Return the model with another config of the same sizes, or of fewer positions."""
+    """Return the model with another config, which has the same sizes or fewer positions."""
     if config.max_positions > model.config.max_positions:
         raise CheckpointError(
             f"{config.max_positions} positions are more than the {model.config.max_positions} of "
@@ -192,13 +192,13 @@ def head_fit_of(
     seed: int,
     contrast_rate: float | None,
 ) -> HeadFit | None:
-    """Return the fit of the new classifiers, or of all classifiers; None if there are none.
+    """Return the fit of the new classifiers or of all classifiers, or None if there are none.
 
     A sentence-order head that prevents whitening is removed.
 
     Args:
         fits_all: whether all classifiers are fitted, because no step trains them.
-        contrast_rate: learning rate of the contrast; None without a contrast.
+        contrast_rate: learning rate of the contrast, or None without a contrast.
     """
     new = new_classifiers(start, labels_of(tasks))
     classifiers = [task for task in tasks if isinstance(task, Classification)]
@@ -220,9 +220,9 @@ def head_fit_of(
 
 
 def _order(checkpoint_labels: Sequence[str], record: Mapping[str, Any]) -> list[int] | None:
-    """Return the checkpoint's output of each label; None if its labels have other meanings.
+    """Return the checkpoint's output for each label, or None if its labels have other meanings.
 
-    The same number or score may mean something else in other data.
+    A number or a score may mean something else in other data.
     """
     names = _names(record)
     indices = label_indices(checkpoint_labels, names)

@@ -25,13 +25,13 @@ from training.tasks.base import TrainingTask
 from training.tasks.classification.fitted_head import has_few_texts
 from training.tasks.classification.loss import Classification
 
-# A run without an end gets the passes that make about 1500 steps, within these limits.
+# A run without an end gets the epochs that make about 1500 steps, within these limits.
 _STEPS: Final = 1500
 _MIN_EPOCHS: Final = 3
 _MAX_EPOCHS: Final = 20
-# Several tasks have no common epoch, so that the default is a number of steps.
+# Default for several tasks, which have no common epoch: steps between validations.
 _VALIDATE_EVERY: Final = 500
-# A run without an end stops after these validations without improvement.
+# A run without an end stops after this number of validations without improvement.
 _PATIENCE: Final = 5
 
 
@@ -40,11 +40,11 @@ class Plan:
     """The steps and the validation of a run.
 
     Attributes:
-        has_contrast: whether a contrast of the labels of few texts trains the encoder, in place of
-            steps.
-        validation: validation of the run; None without held-out data.
-        selection: selection of the best checkpoint; None without held-out data.
-        validate_every: steps between validations.
+        has_contrast: whether the encoder is trained by contrasting the labels of a few texts,
+            instead of by steps.
+        validation: validation of the run, or None without held-out data.
+        selection: selection of the best checkpoint, or None without held-out data.
+        validate_every: number of steps between validations.
     """
 
     mixture: Mixture
@@ -75,7 +75,7 @@ def plan_of(
 def _mixture(
     tasks: Sequence[TrainingTask], config: FinetuneConfig, loss_weights: Mapping[LossName, float]
 ) -> Mixture:
-    """Return the task streams and their weights; --order-share divides pretraining's weight."""
+    """Return the task streams and their weights. --order-share divides pretraining's weight."""
     weights = list(config.weights) or [1.0] * len(tasks)
     if len(weights) != len(tasks):
         names = ", ".join(task.name for task in tasks)
@@ -88,7 +88,7 @@ def _mixture(
 
 
 def _num_steps(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> int | None:
-    """Return the steps of a run by --steps and --epochs; None if its budget alone ends it."""
+    """Return the run's number of steps, or None if only its budget ends it."""
     steps, epochs = config.steps, config.epochs
     if config.head_only:
         return 0
@@ -105,7 +105,7 @@ def _num_steps(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> int | N
 
 
 def _steps_per_epoch(tasks: Sequence[TrainingTask]) -> int | None:
-    """Return the steps in which one task reads its examples once; None for several tasks."""
+    """Return the number of steps in an epoch of a single task, or None for several tasks."""
     streams = [stream for task in tasks for stream in task.streams]
     match streams:
         case [ExampleStream() as stream]:
@@ -123,7 +123,7 @@ def _has_contrast(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> bool
 
 
 class _HeldOut(NamedTuple):
-    """The validation and the selection of a run; None without held-out data."""
+    """The validation and the selection of a run, which are None without held-out data."""
 
     validation: Validation | None
     selection: BestValidation | None
@@ -151,7 +151,7 @@ def _held_out(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> _HeldOut
 
 
 def _selection_of(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> BestValidation:
-    """Return the selection of the best validation, by the mean of several classifiers."""
+    """Return the selection of the best validation. Several classifiers are judged by their mean."""
     metrics = [task.metric for task in tasks]
     metric = metrics[0]
     if len(tasks) > 1:
@@ -178,19 +178,19 @@ def _selection_of(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> Best
 
 
 def _patience_of(config: FinetuneConfig) -> int | None:
-    """Return the patience; the default applies only to a run without an end."""
+    """Return the patience, which has a default only if the run has no end."""
     has_end = config.has_end or config.epochs is not None
     return config.patience or (None if has_end else _PATIENCE)
 
 
 def _describe_held_out(metric: str, held_out: Sequence[Path], part: str) -> str:
-    """Describe a metric of held-out files, or of a part of them, by names and content."""
+    """Describe a metric and its held-out files, or a part of them, by names and content."""
     hashes = "".join(sha256_of(file) for path in held_out for file in _files_at(path))
     content = hashlib.sha256(hashes.encode()).hexdigest()[:12]
     return f"{metric} of {part}{', '.join(file_names(held_out))} (content {content})"
 
 
 def _files_at(path: Path) -> list[Path]:
-    """Return a file, or a folder's files: the validation files if the names show the splits."""
+    """Return a file, or a folder's validation files, or all its files if no name shows a split."""
     of_split = files_of_split(path, "validation", suffixes=CHOICES) if path.is_dir() else []
     return of_split or find_files([path])

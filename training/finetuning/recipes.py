@@ -31,7 +31,7 @@ DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
         "seed": 0,
     }
 )
-# The default rate applies up to this hidden size and decreases above, as published rates do.
+# The default learning rate decreases for hidden sizes above this one, as published rates do.
 _DEFAULT_LR: Final = 2e-4
 _DEFAULT_LR_WIDTH: Final = 384
 LR_HELP: Final = (
@@ -40,7 +40,7 @@ LR_HELP: Final = (
 
 
 def hyperparameters_of(config: Optimization, folder: Path) -> Hyperparameters:
-    """Return the hyperparameters of a run from a checkpoint; all parameters have the same rate."""
+    """Return a finetuning run's hyperparameters, with one learning rate for all parameters."""
     names = [field.name for field in fields(Hyperparameters) if field.name != "pooled_factor"]
     values: dict[str, Any] = {name: getattr(config, name) for name in names}
     if config.lr is None:
@@ -50,7 +50,7 @@ def hyperparameters_of(config: Optimization, folder: Path) -> Hyperparameters:
     return Hyperparameters(**values, pooled_factor=1.0)
 
 
-# SQuAD 1 has an answer to every question; SQuAD 2 does not.
+# In SQuAD 1, every question has an answer. In SQuAD 2, some have none.
 SQUAD_1: Final = "squad1"
 SQUAD_2: Final = "squad2"
 
@@ -58,7 +58,7 @@ SQUAD_2: Final = "squad2"
 def _paper(
     lr: float, batch_size: int, dropout: float, num_steps: int, warmup_steps: int, length: int = 512
 ) -> Mapping[str, Any]:
-    """Return a row of table 14 by the names of the flags, with the rest of `run_classifier`."""
+    """Return a row of table 14 by flag name, with the other defaults of `run_classifier`."""
     return MappingProxyType(
         {
             "length": length,

@@ -24,7 +24,7 @@ _NOT_RECORDED: Final = frozenset(
 )
 # A run records these fields of each named head.
 _HEAD_FIELDS: Final = ("head", "text_classification", "task", "data", *TEXT_OPTIONS)
-# Validation and export measure these data in the same way, with the same columns.
+# Validation and export measure data of these kinds in the same way, with the same columns.
 _LABELLED = ("text_classification", "multiple_choice", "token_classification", "question_answering")
 _COLUMNS = (
     *("text_column", "pair_column", "label_column", "label_separator", "delimiter"),
@@ -35,8 +35,8 @@ _COLUMNS = (
 def record_of(config: FinetuneConfig, hyperparameters: Hyperparameters) -> dict[str, str]:
     """Return the content of `run.json`, except the precision.
 
-    A list is recorded in Python's notation, an empty list as None, one label column by its name,
-    and a table in memory by its hash.
+    A list is recorded in Python's notation, an empty list as None, a single label column by its
+    name, and a table in memory by its hash.
     """
     names = [field.name for field in flags_of(FinetuneConfig)]
     record = {name: _recorded(config, name) for name in names if name not in _NOT_RECORDED}
@@ -87,7 +87,7 @@ def data_names(config: FinetuneConfig, start: str) -> dict[str, list[str]]:
 def export_command(config: FinetuneConfig) -> str | None:
     """Return the command that exports the best checkpoint and measures it on the validation files.
 
-    None without validation files, for embeddings, and for tables in memory.
+    There is no such command without validation files, for embeddings, and for tables in memory.
     """
     if any(is_table(file) for head in config.classifiers for file in head.files.validation):
         return None

@@ -122,7 +122,7 @@ def _classifier_heads(config: FinetuneConfig, start: Start) -> list[tuple[Task, 
     """Return the classifiers to train, in the order of --weights.
 
     Data before `--head` belongs to the default classifier, which `transformers` reads. If neither
-    such data nor the checkpoint defines it, it is the head of that name, or else the first head.
+    such data nor the checkpoint defines one, it is the head named `default`, or the first head.
     """
     heads = config.heads
     classifier_heads: list[tuple[Task, ClassifierConfig]] = (
@@ -174,7 +174,7 @@ def read_tasks(config: FinetuneConfig, start: Start, setup: TrainingSetup) -> li
     errors: list[str] = []
     for kind, size in zip(kinds, _batch_sizes(config, kinds), strict=True):
         if kind.name == "pretraining":
-            raise_listed(errors)  # preparing text takes long
+            raise_listed(errors)  # raised before texts are prepared, which takes long
         with collecting(errors):
             tasks.append(kind.read(setup, size))
     raise_listed(errors)

@@ -1,4 +1,4 @@
-"""The files of a GLUE task in a folder, official or the Hub's."""
+"""The files of a GLUE task in a folder, with the official names or the Hub's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.glue.tasks import GlueTask
 
 _COMPRESSED: Final = ("", ".gz", ".bz2", ".xz", ".zst")
 _PARQUET: Final = ".parquet"
-# The Hub names training files in this way.
+# Pattern of the training files' names on the Hub.
 _HUB_TRAIN: Final = f"train-*{_PARQUET}"
 # A user may split these files off the training files, to keep the official held-out files.
 _VALIDATION: Final = ("val.tsv", "validation.tsv")

@@ -1,7 +1,7 @@
 """The tasks of GLUE: names of files and columns, labels, and the official metric of each.
 
 Wang et al. 2019, https://gluebenchmark.com/tasks. The columns are in the official archives, and
-in the original MRPC and STS benchmark. Diagnostics (AX) has no training data.
+in the original MRPC and STS benchmark. Diagnostics (AX) is omitted: it has no training data.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Final, Literal, TypeAlias
 from albert_serve.bundle.manifest import ProblemType
 from training.data.labelled.columns import Columns
 
-# `f1` is F1 of label 1 of two. `macro_f1` is the mean over the labels. For texts with several
-# labels, `micro_f1` counts all labels, and `subset_accuracy` texts with exactly their labels.
+# `f1` is the F1 of label 1 of two, and `macro_f1` the mean F1 over all labels. For texts with
+# several labels, `micro_f1` is the F1 over all labels of all texts, and `subset_accuracy` is the
+# fraction of texts whose labels are all correct.
 Metric: TypeAlias = Literal[
     "accuracy",
     "f1",
@@ -37,14 +38,14 @@ class GlueTask:
 
     Attributes:
         title: name in tables of the literature.
-        columns: columns of its files, official or the Hub's, by the common names of data sets.
-        labels: names of the labels 0, 1, ...; the files contain names or numbers. Empty for a
-            regression.
+        columns: columns of the task's files, for official files and those on the Hub.
+        labels: names of the labels 0, 1, and so on, which the files contain by name or number.
+            Empty for a regression.
         scale: range of a regression's scores.
-        metrics: official metrics; the mean of several metrics is their score.
-        train: patterns of the training files' names; the first with a file is used.
-        dev: patterns of each held-out split.
-        test: patterns of each split without labels.
+        metrics: official metrics. The mean of several metrics is the task's score.
+        train: patterns of the training files' names. The first pattern with a file is used.
+        dev: patterns of the file names of each held-out split.
+        test: patterns of the file names of each split without labels.
         submitted: kind of the labels in the files for GLUE's server.
     """
 
@@ -94,7 +95,7 @@ TASKS: Final[Mapping[str, GlueTask]] = MappingProxyType(
             title="STS-B",
             columns=replace(
                 _PAIRS,
-                # Some rows end with the two sources.
+                # Some rows end with two more columns, the sources.
                 headerless=(
                     *("genre", "filename", "year", "old_index", "score"),
                     *("sentence1", "sentence2", "source1", "source2"),

@@ -52,7 +52,7 @@ class Checkpoints:
         *,
         replaces: bool = False,
     ) -> None:
-        """Write the checkpoint of a step, and remove the oldest beyond `num_kept`.
+        """Write the checkpoint of a step, and remove the oldest checkpoints beyond `num_kept`.
 
         Args:
             write: function that writes the model, its config and the tokenizer into a folder.
@@ -68,7 +68,7 @@ class Checkpoints:
         try:
             with replace_folder(final, mode=0o777) as folder:
                 write(folder)
-                # Errors of a Python stream contain the system's reason, such as a full disk.
+                # torch's own writer would not report the system's reason, such as a full disk.
                 with (folder / _STATE).open("wb") as stream:
                     torch.save(state, stream)
                 hashes = {file.name: sha256_of(file) for file in folder.iterdir() if file.is_file()}
@@ -85,7 +85,7 @@ class Checkpoints:
 
     def _clear_partial(self) -> None:
         """Remove partial checkpoints of a killed process, unless they complete a missing step."""
-        # In reverse order, new folders (.partial) precede the old folders (.old) they replace.
+        # In reverse order, new folders (.partial) come before the old folders (.old) they replace.
         for partial in sorted(self._all.glob(".step-*"), reverse=True):
             final = self._all / partial.name.split(".")[1]
             if not final.exists() and find_damage(partial) is None:
@@ -94,7 +94,7 @@ class Checkpoints:
                 shutil.rmtree(partial)
 
     def newest(self) -> Path | None:
-        """Return the newest intact checkpoint; None if the run has no checkpoint.
+        """Return the newest intact checkpoint, or None if the run has no checkpoint.
 
         Partial checkpoints of a killed process are removed. Damaged checkpoints are reported, and
         removed if an older checkpoint is intact.
@@ -116,7 +116,7 @@ class Checkpoints:
         return None
 
     def link_best(self, step: int | None) -> None:
-        """Link `best` to a step's checkpoint; remove the link if the checkpoint does not exist.
+        """Link `best` to a step's checkpoint, or remove the link if the checkpoint does not exist.
 
         Without a step, as after training without validation, an existing link stays.
         """
@@ -195,7 +195,7 @@ def load_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """Describe the damage to a checkpoint's files; None if they match their hashes."""
+    """Describe the damage to a checkpoint's files; return None if they match their hashes."""
     try:
         hashes: dict[str, str] = json.loads((checkpoint / _HASHES).read_bytes())
         for name, expected in hashes.items():
@@ -207,7 +207,7 @@ def find_damage(checkpoint: Path) -> str | None:
 
 
 def _remove(checkpoint: Path) -> None:
-    """Remove a checkpoint; renaming it first hides a half-removed folder from `newest`."""
+    """Remove a checkpoint. Renaming it first hides a half-removed folder from `newest`."""
     old = checkpoint.with_name(f".{checkpoint.name}.old")
     os.replace(checkpoint, old)
     shutil.rmtree(old)

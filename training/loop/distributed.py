@@ -29,19 +29,19 @@ from albert_serve.progress import no_progress
 from training.errors import REPORTED, TrainingError
 
 _ValueT = TypeVar("_ValueT")
-# Timeout of collectives in training, which is longer than an evaluation.
+# Timeout of collectives in training. It must exceed an evaluation, for which other processes wait.
 _TIMEOUT = timedelta(minutes=30)
-# Timeout while processes wait for the main process to tokenise a corpus, over gloo even with GPUs.
+# Timeout while the processes wait, over gloo even with GPUs, until the main one tokenised a corpus.
 _SETUP_TIMEOUT = timedelta(days=7)
-# References that keep the groups until the process ends. When a run fails, DDP drops its own.
-# Freeing the group would then block the interpreter while it waits for gloo's thread. That thread
-# may need the interpreter to free the tensor of the last collective.
+# References that keep process groups until this process ends. When a run fails, DDP drops its own
+# reference. Freeing the group would then block the interpreter while it waits for gloo's thread,
+# which may itself need the interpreter to free the tensor of the last collective.
 _process_groups: list[object] = []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """The rank of this process in the process group; by default it is the only process.
+    """The rank of this process in the process group. By default, it is the only process.
 
     Attributes:
         setup: process group with a long timeout, for `wait_for_all` and `fail_together`.
@@ -66,7 +66,7 @@ class World:
         return cast("list[float]", summed.tolist())
 
     def sum_in_setup(self, values: Sequence[float]) -> list[float]:
-        """Return the same sums, with the long timeout of the setup."""
+        """Return the same sums as `sum`, with the long timeout of the setup."""
         if self.size == 1:
             return list(values)
         summed = torch.tensor(values, dtype=torch.float64)
@@ -82,7 +82,7 @@ class World:
         return values
 
     def wait_for_all(self) -> None:
-        """Wait for all processes within `fail_together`; exit with status 1 if one has failed."""
+        """Wait for all processes within `fail_together`. Exit with status 1 if one has failed."""
         num_failed, _ = self.sum_in_setup([0.0, 0.0])
         if num_failed:
             raise SystemExit(1)
@@ -90,11 +90,11 @@ class World:
 
 @contextmanager
 def join_world(device: torch.device) -> Iterator[World]:
-    """Join the process group of torchrun, if any; for `with`.
+    """Join torchrun's process group, if any, for a `with` block.
 
     A `TrainingError` is also reported to torchrun, which prints it at the end of the job. If
     another process has ended, this process prints a line on stderr and exits with status 1. Only
-    the main process prints progress, and on stdout.
+    the main process prints on stdout and shows progress.
     """
     if not distributed.is_torchelastic_launched():
         yield World(device=device)
@@ -130,11 +130,11 @@ def join_world(device: torch.device) -> Iterator[World]:
 
 @contextmanager
 def fail_together(world: World) -> Iterator[None]:
-    """Wait for all processes at the end, and fail in all if one has failed; for `with`.
+    """Wait for all processes at the end of `with`, and fail in all if one has failed.
 
-    If the main process has failed, as for data that all read, only it reports its error. Otherwise
-    each failed process does. All other processes exit with status 1. Within the block, processes
-    may only wait with `World.wait_for_all`.
+    If the main process has failed, only it reports its error, because all may have failed for the
+    same reason. Otherwise, each failed process reports its own error. Processes without a report
+    exit with status 1. Within the block, processes may only wait with `World.wait_for_all`.
     """
     error: Exception | None = None
     try:
@@ -151,9 +151,9 @@ def fail_together(world: World) -> Iterator[None]:
 
 @contextmanager
 def main_first(world: World) -> Iterator[None]:
-    """Run the block in the main process before the others, within `fail_together`; for `with`.
+    """Run a `with` block, within `fail_together`, in the main process before all others.
 
-    The others can then read files that the main process has written.
+    The other processes can then read files that the main process has written.
     """
     if not world.is_main:
         world.wait_for_all()
@@ -163,7 +163,7 @@ def main_first(world: World) -> Iterator[None]:
 
 
 def _is_communication_error(error: RuntimeError) -> bool:
-    """Return whether a collective raised the error; gloo's errors have no type of their own."""
+    """Return whether a collective raised the error. gloo's errors are recognised by their text."""
     return isinstance(error, distributed.DistError) or "/gloo/" in str(error)
 
 
@@ -212,7 +212,7 @@ def unwrap(replicated: nn.Module) -> nn.Module:
 
 @contextmanager
 def accumulating(replicated: nn.Module, *, is_last: bool) -> Iterator[None]:
-    """Synchronise gradients only after the last micro-batch of a step; for `with`."""
+    """Synchronise gradients within `with` only for the last micro-batch of a step."""
     if isinstance(replicated, DistributedDataParallel) and not is_last:
         with replicated.no_sync():
             yield

@@ -35,8 +35,8 @@ class TrainedRun:
         status: exit status: 0 for a complete run, otherwise 128 + the signal's number.
         checkpoint: folder of the newest checkpoint, a link in the run's folder.
         num_steps: number of steps so far.
-        selection: best validation, whose checkpoint is linked as `best`; None if the run does not
-            validate.
+        selection: best validation, whose checkpoint is linked as `best`, or None if the run does
+            not validate.
     """
 
     status: int
@@ -46,7 +46,7 @@ class TrainedRun:
 
     @property
     def best(self) -> Path:
-        """Folder of the checkpoint with the best validation; the newest if the run has none."""
+        """Folder of the checkpoint with the best validation, or of the newest if there is none."""
         has_best = self.selection is not None and self.selection.best_step is not None
         return self.checkpoint.with_name("best") if has_best else self.checkpoint
 
@@ -68,10 +68,10 @@ class PreparedRun:
 
     Attributes:
         record: content of the folder's `run.json`, which `contains_run` has compared.
-        start: folder of the checkpoint whose weights the run starts with; None for new weights.
+        start: folder of the checkpoint whose weights the run starts with, or None for new weights.
         tokenizer_from: folder of the tokenizer.
-        sentence_vectors: settings of the embeddings that the run trains; None for the settings of
-            `start`, if any.
+        sentence_vectors: settings of the embeddings that the run trains, or None for the settings
+            of `start`, if any.
     """
 
     config: RunFolder
@@ -91,7 +91,7 @@ class PreparedRun:
     def saver(self) -> Saver:
         """Return the writer of the run's checkpoints.
 
-        It reads the folders now, because they may be temporary or be removed during a long run.
+        This method reads the folders now, because they may be removed during a long run.
         """
         start, stage, vectors = self.start, self.stage, self.sentence_vectors
         if start is not None:
@@ -152,7 +152,7 @@ def train_run(prepared: PreparedRun) -> TrainedRun:
     if saver.resume(run) and is_main:
         print(f"Resuming from step {run.progress.step:,}.")
     if is_main:
-        # The settings of a resumed run's end may have changed.
+        # Settings of the run's end may have changed since the run was started.
         record_run(config.output, prepared.record)
     trainer = Trainer(
         run=run,

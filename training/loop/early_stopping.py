@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from training.errors import RunError
 
-# Metrics of which lower values are better.
+# Metrics whose lower values are better.
 LOWER_IS_BETTER: Final = frozenset({"loss", "mse"})
 _STATE: Final = ("best_step", "best", "num_since")
 
@@ -24,9 +24,9 @@ class BestValidation:
             except for `loss` and `mse`.
         criterion: description of the metric and the held-out data, which must be the same when
             the run is resumed.
-        patience: consecutive validations without a new best value after which the run stops; None
-            to continue.
-        best: best value so far; None before the first.
+        patience: number of consecutive validations without a new best value after which the run
+            stops, or None to continue.
+        best: best value so far, or None before the first validation.
         best_step: step of the best value.
         num_since: number of validations since the best value.
     """
@@ -46,14 +46,14 @@ class BestValidation:
     def update(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Count a validation; return whether it is the best so far.
 
-        Of equal values, the first is the best. nan is never the best.
+        Of several equal values, the first is the best. NaN is never the best.
         """
         is_best = self.update_best(step, metrics)
         self.num_since += not is_best
         return is_best
 
     def update_best(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Do the same as `update`, but do not count a worse validation for patience."""
+        """Do the same as `update`, but do not count a worse validation against patience."""
         value = metrics[self.metric]
         sign = -1 if self.metric in LOWER_IS_BETTER else 1
         is_better = self.best is None or sign * value > sign * self.best

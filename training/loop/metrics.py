@@ -28,13 +28,13 @@ _SHORT_NAMES: Final[dict[str, str]] = {
 class MetricsWriter:
     """Writer of a run's `metrics.jsonl` and of TensorBoard's `tensorboard/`.
 
-    A line is one JSON object. `write` passes it to the system before it returns, so a killed
+    Each line is a JSON object. `write` passes it to the system before it returns, so a killed
     process loses no line. A resumed run repeats the steps after `step`: their lines and a truncated
-    line are removed, and TensorBoard hides their events. At step 0, all lines are removed.
+    line are removed, and TensorBoard hides their events. If `step` is 0, all lines are removed.
     """
 
     def __init__(self, folder: Path, *, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # its import is slow
+        from torch.utils.tensorboard import SummaryWriter  # importing TensorBoard is slow
 
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -43,7 +43,7 @@ class MetricsWriter:
             lines = self._file.read_text(encoding="utf-8", errors="replace").splitlines()
             lines = [line for line in lines if step and _step_of(line) <= step]
             write_atomically(self._file, "".join(f"{line}\n" for line in lines).encode())
-        # TensorBoard hides events of earlier files that start at `purge_step`.
+        # TensorBoard hides the events of earlier files from `purge_step` on.
         self._tensorboard = SummaryWriter(
             str(folder / "tensorboard"), purge_step=step + 1 if step else 0
         )
@@ -95,7 +95,7 @@ class Meter:
         self._factor = 0.0
 
     def add(self, step: StepResult) -> None:
-        """Add one step; a skipped step only counts its tokens."""
+        """Add one step. Of a skipped step, only the tokens count."""
         self._num_tokens += step.num_tokens
         self._factor = step.lr_factor
         if not np.isfinite(step.grad_norm):

@@ -17,7 +17,7 @@ from training.errors import RunError
 from training.loop.distributed import World
 from training.system.precision import DTYPES, PrecisionName, cpu_has_bf16, product_dtype
 
-# Settings of a run's end, which may change when it is resumed.
+# Settings of a run's end, which may change when the run is resumed.
 _END_SETTINGS: Final = frozenset(
     {"steps", "num_steps", "epochs", "budget", "budget_s", "patience", "head_only"}
 )
@@ -28,7 +28,7 @@ class Progress:
     """Progress of a run by steps or by wall clock, whichever ends it first.
 
     Attributes:
-        num_steps: number of steps of the complete run, which may be 0; None if only the budget
+        num_steps: number of steps of the complete run, which may be 0, or None if only the budget
             ends it.
         budget_s: seconds of training of the complete run, without interruptions.
         step: number of steps so far.
@@ -46,7 +46,7 @@ class Progress:
             raise RunError("The run has no end. Set --steps or --budget.")
 
     def start_clock(self) -> None:
-        """Start to count seconds of training."""
+        """Start counting seconds of training."""
         self._started = time.monotonic()
 
     def restore(self, *, step: int, elapsed_s: float) -> None:
@@ -72,8 +72,8 @@ class Progress:
 def contains_run(folder: Path, settings: Mapping[str, Any]) -> bool:
     """Return whether the folder contains a run with these settings.
 
-    Only settings in its `run.json` are compared, and not the settings of the run's end: a run can
-    be extended.
+    Settings that its `run.json` lacks are not compared. Nor are the settings of the run's end,
+    because a run can be extended.
     """
     record = read_record(folder)
     differences = list(_differences(record, settings))
@@ -86,7 +86,7 @@ def contains_run(folder: Path, settings: Mapping[str, Any]) -> bool:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read the settings that `record_run` wrote; they are empty if the folder contains no run."""
+    """Return the settings that `record_run` wrote, or an empty dict if there is no run."""
     file = folder / "run.json"
     if not file.is_file():
         return {}
@@ -118,9 +118,9 @@ def record_run(folder: Path, settings: Mapping[str, Any]) -> None:
 def run_precision(requested: PrecisionName, folder: Path, world: World) -> PrecisionName:
     """Return the precision of a run, the same in all its processes and never `auto`.
 
-    A resumed run has the precision in its `run.json`. A new run has the requested precision; for
-    `auto`, the faster on the main process' device. It is measured only once, because a busy machine
-    may give another result at the next start or in another process. All processes must call it.
+    A resumed run has the precision in its `run.json`. A new run has the requested precision or, for
+    `auto`, the one that is faster on the main process' device. Speed is measured only once: on a
+    busy machine, the next start or another process may differ. All processes must call this.
     """
     names: tuple[PrecisionName, ...] = ("fp32", "bf16", "fp16")
     index = 0

@@ -31,7 +31,7 @@ from training.optim.optimizers import Optimizers, Schedule
 from training.system.precision import PrecisionName, precision
 
 _STATE_VERSION: Final = 2
-# Consecutive steps without a finite gradient after which a run ends.
+# Number of consecutive steps without a finite gradient after which a run ends.
 _MAX_SKIPPED: Final = 5
 
 
@@ -42,8 +42,8 @@ class StepResult:
     Attributes:
         tallies: losses of this process' micro-batches.
         num_tokens: number of real tokens in the micro-batches of all processes.
-        grad_norm: norm of the gradient before clipping; if it is not finite, the step was skipped.
-        lr_factor: learning-rate multiplier on the peak rates.
+        grad_norm: norm of the gradient before clipping. If it is not finite, the step was skipped.
+        lr_factor: multiplier on the peak learning rates.
     """
 
     tallies: Mapping[LossName, Tally]
@@ -83,10 +83,10 @@ class Run:
         num_tokens: number of real tokens so far.
         validated_step: step of the last validation.
         num_skipped: number of steps so far whose gradient was not finite.
-        num_skipped_in_a_row: number of skipped steps since the last finite gradient, without steps
-            whose loss scale may have been too large.
+        num_skipped_in_a_row: number of skipped steps since the last finite gradient, not counting
+            steps whose loss scale may have been too large.
         scaler: loss scaler for fp16 (arXiv 1710.03740, section 3.2).
-        selection: best validation so far; None if the run does not select a checkpoint.
+        selection: best validation so far, or None if the run does not select a checkpoint.
         earlier_selection: saved state of a selection, if this run was resumed without one.
     """
 
@@ -140,7 +140,7 @@ class Run:
         )
 
     def _gradient(self, stream: TaskStream) -> tuple[dict[LossName, Tally], int]:
-        """Compute the gradient of the stream's next step; return its tallies and real tokens."""
+        """Compute the gradient of the stream's next step; return tallies and a real-token count."""
         batches = list(stream.step())
         *counts, num_tokens = self.world.sum(
             [sum(batch.counts[name] for batch in batches) for name in stream.losses]
@@ -175,7 +175,7 @@ class Run:
     def _loss(
         self, losses: Mapping[LossName, LossSums], totals: Mapping[LossName, float]
     ) -> Tensor:
-        """Return a micro-batch's part of the step's loss, the mean over all its predictions.
+        """Return a micro-batch's part of the step's loss, the mean over the step's predictions.
 
         The factor `world.size` cancels the averaging of gradients over processes. A head without
         labels in the batch has a loss of 0.
@@ -201,7 +201,7 @@ class Run:
             return factor
         self.optimizers.zero_grad()
         self.num_skipped += 1
-        if scale > 1 and self.scaler.get_scale() < scale:  # a smaller scale may help
+        if scale > 1 and self.scaler.get_scale() < scale:  # the reduced scale may help
             return factor
         self.num_skipped_in_a_row += 1
         if self.num_skipped_in_a_row == _MAX_SKIPPED:
@@ -267,7 +267,7 @@ class Run:
 
 @contextmanager
 def reproducible(device: torch.device) -> Iterator[None]:
-    """Use torch's deterministic algorithms on a CPU; for `with`. On a GPU, nothing changes.
+    """Use torch's deterministic algorithms on a CPU within `with`. On a GPU, change nothing.
 
     The gradients of embeddings and of gathered rows are sums by index. In code compiled by
     inductor, threads add to them atomically, in the order in which they arrive, so the rounding

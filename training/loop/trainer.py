@@ -1,4 +1,4 @@
-"""Training loop of pretraining and finetuning: steps, reports, validations, checkpoints."""
+"""The training loop of pretraining and finetuning: steps, reports, validations, checkpoints."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Saver:
     temperatures: Mapping[Task, float] = field(default_factory=dict)
     _saved_at: float = field(default_factory=time.monotonic)
     _lock: FileLock | None = None
-    _validated_step: int = 0  # the last checkpoint's
+    _validated_step: int = 0  # last validation when the last checkpoint was written
 
     @property
     def is_due(self) -> bool:
@@ -66,9 +66,9 @@ class Saver:
         return time.monotonic() - self._saved_at > self.every_s
 
     def save(self, run: Run) -> None:
-        """Write a checkpoint; all processes must call it.
+        """Write a checkpoint. All processes must call this method.
 
-        It replaces an existing checkpoint of the step if the step was validated since.
+        The checkpoint replaces an existing one of its step if the step was validated since then.
         """
         if run.world.is_main:
             self.checkpoints.save(
@@ -97,9 +97,9 @@ class Saver:
         record_stage(folder, self.program, {**self.stage, **results}, earlier=self.earlier_stages)
 
     def resume(self, run: Run) -> bool:
-        """Restore the newest intact checkpoint, if any; return whether it exists.
+        """Restore the newest intact checkpoint, and return whether there is one.
 
-        All processes must call it. It locks the run's folder until `release`.
+        All processes must call this method. It locks the run's folder until `release` is called.
         """
         newest = self._find_newest(run.world)
         if newest is None:
@@ -111,13 +111,13 @@ class Saver:
         return True
 
     def save_best(self, run: Run) -> None:
-        """Write a checkpoint, and link `best` to it; all processes must call it."""
+        """Write a checkpoint, and link `best` to it. All processes must call this method."""
         self.save(run)
         if run.world.is_main:
             self.checkpoints.link_best(run.progress.step)
 
     def _find_newest(self, world: World) -> Path | None:
-        """Find the newest checkpoint in the main process, and send its step to the others."""
+        """Find the newest checkpoint in the main process, and send its step to other processes."""
         newest: Path | None = None
         if world.is_main:
             self._lock = lock_folder(self.checkpoints.folder)
@@ -152,9 +152,9 @@ class Trainer:
     """The loop that trains a run to its end, reports metrics and saves checkpoints.
 
     Attributes:
-        metrics: writer of metrics; None in a process that does not write.
+        metrics: writer of metrics, or None in a process that does not write.
         report_every: number of steps per line of metrics.
-        validation: held-out data and its metrics; None to train without validation.
+        validation: held-out data and its metrics, or None to train without validation.
         validate_every: number of steps between validations.
         validates_start: whether the weights are validated before the first step.
         compiles: whether the first step compiles the model, which takes minutes.
@@ -179,7 +179,7 @@ class Trainer:
             keep_freed_memory()
         run.objective.train()
         run.progress.start_clock()
-        # A scheduler signals torchrun, which forwards the signal, and also torchrun's processes.
+        # A scheduler may signal torchrun and its processes, which get torchrun's signal, too.
         echo_s = _ECHO_S if run.world.size > 1 else 0.0
         try:
             with (
@@ -209,12 +209,12 @@ class Trainer:
         if run.progress.step == 0:
             self._start(stop, bar)
         if self._is_validation_due and run.validated_step != run.progress.step:
-            self._validate(stop, bar)  # a signal interrupted it
+            self._validate(stop, bar)  # a signal interrupted this validation
         while True:
             decision = self._decide(stop)
             if decision.done >= 1 or decision.stop is not None or self._stops_early:
                 break
-            # The weights between skipped steps may cause the gradients that are not finite.
+            # Weights after a skipped step are not saved: they may cause the non-finite gradients.
             if decision.saves and not run.num_skipped_in_a_row:
                 self.saver.save(run)
             step = self._compile(decision.done, bar) if self.compiles else run.step(decision.done)
@@ -294,14 +294,14 @@ class Trainer:
     def _is_validation_due(self) -> bool:
         step = self.run.progress.step
         is_due = self.validation is not None and step > 0 and step % self.validate_every == 0
-        # Weights between skipped steps are not saved; see `_loop`.
+        # Weights after a skipped step are not saved (see `_loop`).
         return is_due and not self.run.num_skipped_in_a_row
 
     def _validate_last(self, stop: StopFlag, bar: tqdm[Any]) -> int | None:
         """Validate the final weights, unless their step was already validated.
 
-        Returns the number of a signal that interrupted the validation. Patience does not count it:
-        otherwise an extended run would stop earlier.
+        Returns the number of a signal that interrupted the validation. Patience does not count this
+        validation: otherwise, an extended run would stop earlier.
         """
         run = self.run
         if self.validation is None or run.progress.step in (0, run.validated_step):
@@ -321,7 +321,7 @@ class Trainer:
             self.saver.save_best(run)
 
     def _measure(self, stop: StopFlag, bar: tqdm[Any]) -> Mapping[str, float] | None:
-        """Report metrics of held-out data; return the selection's, or None if interrupted."""
+        """Report metrics of held-out data; return those that select, or None if interrupted."""
         run, validation = self.run, self.validation
         assert validation is not None
         by_task = validate(run, validation, should_stop=lambda: stop.signal is not None)

@@ -33,7 +33,7 @@ class HeldOutItems(Protocol):
     def answer(
         self, model: AlbertForTasks, part: slice, *, should_stop: Callable[[], bool]
     ) -> list[Any] | None:
-        """Return the answers to a part of the items; None if `should_stop` interrupted it."""
+        """Return the answers to a part of the items, or None if `should_stop` interrupted it."""
 
     def compute_metrics(self, answers: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of all answers."""
@@ -45,11 +45,11 @@ class Validation:
 
     Attributes:
         batches: held-out micro-batches.
-        tasks: tasks of the batches; None for the tasks of the run's first task stream.
-        metrics: metric function of each text classifier, from logits (N, K) and targets (N,);
-            other tasks have the accuracy.
-        selecting_metrics: metric of each of several classifiers, whose mean selects the best
-            checkpoint.
+        tasks: tasks of the batches, or None for the tasks of the run's first task stream.
+        metrics: metric function of each text classifier, from logits (N, K) and targets (N,).
+            Other tasks have the accuracy.
+        selecting_metrics: metric of each classifier, if there are several. The mean of these
+            metrics selects the best checkpoint.
         held_out: items whose metrics come from the service's answers, instead of batches.
     """
 
@@ -68,7 +68,7 @@ class Validation:
         return {"loss": tally.loss, "accuracy": tally.accuracy}
 
     def selection_metrics(self, by_task: Mapping[Task, Mapping[str, float]]) -> Mapping[str, float]:
-        """Return the metrics that select the best checkpoint: the first task's, or the mean."""
+        """Return the metrics that select the best checkpoint: the first task's, or their mean."""
         if not self.selecting_metrics:
             return next(iter(by_task.values()))
         values = (by_task[task][name] for task, name in self.selecting_metrics.items())
@@ -84,7 +84,7 @@ def measure(
     *,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[LossName, Tally] | None:
-    """Return the tally of each loss over the batches; None if `should_stop` interrupted it.
+    """Return the tally of each loss over the batches, or None if `should_stop` interrupted it.
 
     Args:
         objective: an `Objective`.
@@ -105,7 +105,7 @@ def measure(
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Disable dropout, gradients and code that was compiled for training; for `with`."""
+    """Disable dropout, gradients and code that was compiled for training, within `with`."""
     training_modules = [child for child in module.modules() if child.training]
     module.eval()
     try:
@@ -119,13 +119,13 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def validate(
     run: Run, validation: Validation, *, should_stop: Callable[[], bool]
 ) -> dict[Task, dict[str, float]] | None:
-    """Return the metrics of each task, the same in all processes; None if it was interrupted.
+    """Return the metrics of each task, the same in all processes, or None if it was interrupted.
 
     All processes must call it. Each of N processes validates every N-th batch.
 
     Args:
-        should_stop: function that interrupts the validation of a single process; several
-            processes always finish it.
+        should_stop: function that interrupts the validation of a single process. Several
+            processes always finish their validation.
     """
     if validation.held_out is not None:
         return _validate_items(run, validation.held_out, should_stop)
@@ -150,7 +150,7 @@ def validate(
 def _validate_items(
     run: Run, held_out: HeldOutItems, should_stop: Callable[[], bool]
 ) -> dict[Task, dict[str, float]] | None:
-    """Return the metrics of the answers; each of N processes answers every N-th item."""
+    """Return the metrics of the answers, of which each of N processes computes every N-th."""
     world = run.world
     with evaluating(run.objective), precision(world.device, run.precision):
         answers = held_out.answer(

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from albert_serve.config import AlbertConfig
 
-# Builds for CPUs do not have this kernel, and its import takes a second.
+# torch's CPU builds do not have this attention kernel, and importing it takes a second.
 if torch.version.cuda or torch.version.hip:
     import torch.nn.attention.varlen
 
@@ -33,8 +33,8 @@ class CumulativeLengths(NamedTuple):
     longest: int
 
 
-# A bool mask that broadcasts to (B, N, S, S) and is True for attended positions, or cu_seqlens.
-# None attends to all positions.
+# A bool mask that broadcasts to (B, N, S, S) and is True for attended positions, or cu_seqlens, or
+# None to attend to all positions.
 _AttentionMask: TypeAlias = "Tensor | CumulativeLengths | None"
 
 
@@ -120,7 +120,7 @@ class _Encoder(nn.Module):
 
     Attributes:
         recomputes: whether the backward pass recomputes activations. This takes a third more
-            compute, and memory for the activations of one layer instead of all.
+            compute, but stores the activations of only one layer instead of all.
     """
 
     def __init__(self, config: AlbertConfig) -> None:
@@ -170,9 +170,9 @@ class Packing:
 
     Attributes:
         positions: position of each token in its sequence, (B, S) int64.
-        sequences: index of each token's sequence in its row, (B, S) int64; -1 for padding.
+        sequences: index of each token's sequence in its row, (B, S) int64, or -1 for padding.
         bounds: cu_seqlens, (C + 1,) int32: the start of each sequence in the flattened tokens
-            (T,), with padding as a sequence, and the end T, repeated up to a fixed size.
+            (T,), where padding counts as a sequence, then the end T up to a fixed size.
     """
 
     positions: Tensor
@@ -187,8 +187,8 @@ class ModelInputs:
     Attributes:
         ids: token ids, (B, S) int64.
         types: token types, (B, S) int64: 0 for the first segment, 1 for the second.
-        lengths: number of real tokens in each row, (B,) int64; None without padding.
-        packing: sequences of packed rows; None if each row is one sequence.
+        lengths: number of real tokens in each row, (B,) int64, or None without padding.
+        packing: sequences of packed rows, or None if each row is one sequence.
     """
 
     ids: Tensor
@@ -207,7 +207,7 @@ def move(record: _Record, device: torch.device) -> _Record:
     for field in fields(record):  # type: ignore[arg-type]
         value = getattr(record, field.name)
         if isinstance(value, Tensor):
-            # Without pinned memory, a copy waits for all previous work of the device.
+            # From unpinned memory, a copy waits for all previous work of the device.
             source = value.pin_memory() if device.type == "cuda" and value.is_cpu else value
             moved[field.name] = source.to(device, non_blocking=True)
         elif is_dataclass(value) and not isinstance(value, type):
@@ -236,7 +236,7 @@ class Albert(nn.Module):
 
         Args:
             read: gathered positions, (R,) indices into the flattened (T,). The result is then
-                (R, H), and costs less.
+                (R, H), which costs less.
         """
         hidden_BSH: Tensor = self.encoder(self._embed(batch), self._attention_mask(batch), read)
         return hidden_BSH
@@ -327,7 +327,7 @@ class Initializer:
 
 
 def project(linear: nn.Linear, x: Tensor) -> Tensor:
-    """Return the linear map of x; code compiled for a CPU adds the bias in the next fused kernel.
+    """Return the linear map of x. Code compiled for a CPU adds the bias in the next fused kernel.
 
     Torch's product with a bias first writes the bias to all rows, which took as long as the
     product.
@@ -345,7 +345,7 @@ def activation(config: AlbertConfig) -> Callable[[Tensor], Tensor]:
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
-    """Return GELU's tanh approximation (Hendrycks and Gimpel 2016, section 2), as the original."""
+    """Return GELU's tanh approximation (Hendrycks and Gimpel 2016, section 2)."""
     if not (torch.compiler.is_compiling() and x.device.type == "cpu"):
         return F.gelu(x, approximate="tanh")
     # (1 + tanh z) / 2 = sigmoid(2 z), and compiled code has a fast sigmoid.

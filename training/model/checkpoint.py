@@ -46,7 +46,7 @@ _POOLER: Final = "albert.pooler.weight"
 _POOLER_BIAS: Final = "albert.pooler.bias"
 _NO_LOGIT: Final = -1e4  # finite in fp16, too
 _TIED: Final = ("predictions.decoder.weight", "predictions.decoder.bias")
-# The `transformers` class that reads a task's head; fill-mask with sentence order has another.
+# The `transformers` class that reads a task's head. Fill-mask with sentence order has its own.
 _ARCHITECTURES: Final[dict[Task, str]] = {
     "fill-mask": "AlbertForMaskedLM",
     "text-classification": "AlbertForSequenceClassification",
@@ -77,8 +77,8 @@ def find_tasks(
 
     Args:
         shapes: shapes of the weights by Hugging Face name.
-        architectures: `architectures` of `config.json`. They show whether a `classifier` labels
-            tokens, or with one output ranks choices; otherwise it classifies texts.
+        architectures: `architectures` in `config.json`. They show whether the weights named
+            `classifier` label tokens, rank choices (with one output) or classify texts.
     """
     _check_architectures(architectures)
     keys: dict[Task, str] = {
@@ -170,7 +170,7 @@ def _pad_order(name: str, tensor: Tensor, num_labels: int) -> Tensor:
 def _keys_for_transformers(config: AlbertConfig) -> dict[str, Any]:
     """Return the keys with which `transformers` loads a model correctly, or rejects it.
 
-    It supports groups of layers, but ignores `albert_sharing`.
+    `transformers` supports groups of layers, but ignores `albert_sharing`.
     """
     if config.sharing == "all":
         return {}
@@ -261,7 +261,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_config(hf: Mapping[str, Any], source: object) -> AlbertConfig:
-    """Return the architecture in the keys of `config.json`."""
+    """Return the architecture that the keys of `config.json` describe."""
     try:
         return AlbertConfig.from_hf(hf)
     except ConfigError as error:
@@ -327,8 +327,9 @@ def load_checkpoint(
     """Load the model of a checkpoint in the standard form.
 
     Args:
-        tasks: number of outputs of each of the model's heads, by task. Heads that the checkpoint
-            does not have, or has with another number, are newly initialised. None for its heads.
+        tasks: number of outputs of each of the model's heads, by task, or None for the
+            checkpoint's heads. Heads that the checkpoint lacks, or has with another number, are
+            newly initialised.
         new_heads: tasks of heads that are newly initialised in any case.
     """
     hf = read_config(folder)
@@ -355,7 +356,7 @@ def _check_weights(
 
     Otherwise, layers that the config does not have would be silently omitted.
     """
-    # The weights of multiple choice have a classifier's names.
+    # A multiple-choice head's weights have the names of a classifier's weights.
     sizes = {CLASSIFICATION if head == MULTIPLE_CHOICE else head: n for head, n in heads.items()}
     expected = expected_shapes(config, sizes)
     if _POOLER in weights:

@@ -29,7 +29,7 @@ from training.model.albert import Albert, Initializer, ModelInputs, activation
 # Name of a head: its task's name, or `text-classification/NAME` for a named classifier.
 Task: TypeAlias = str
 MULTIPLE_CHOICE: Final[Task] = "multiple-choice"
-# Outputs of a task's head; None if they depend on the vocabulary or the labels.
+# Number of outputs of a task's head, or None if it depends on the vocabulary or the labels.
 _NUM_OUTPUTS: Final[dict[Task, int | None]] = {
     "fill-mask": None,
     "sentence-order": 2,
@@ -114,7 +114,7 @@ class AlbertForTasks(nn.Module):
     """One backbone with a head for each task: `model.heads[task](rows)`.
 
     Args:
-        tasks: number of outputs of each task's head; see `head_sizes`.
+        tasks: number of outputs of each task's head, such as `head_sizes` returns.
     """
 
     def __init__(self, config: AlbertConfig, tasks: Mapping[Task, int]) -> None:
@@ -154,7 +154,7 @@ class AlbertForTasks(nn.Module):
 
 
 def head_sizes(config: AlbertConfig, tasks: tuple[Task, ...]) -> dict[Task, int]:
-    """Return the number of outputs of each task's head; two if its labels decide the number."""
+    """Return the number of outputs of each task's head, or two if it depends on the labels."""
     return {
         task: config.vocab_size if task == "fill-mask" else _NUM_OUTPUTS[task] or 2
         for task in tasks

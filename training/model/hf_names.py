@@ -12,9 +12,9 @@ from albert_serve.bundle.weights import output_layer
 from albert_serve.config import AlbertConfig
 from training.model.heads import AlbertForTasks, is_named
 
-# Hugging Face's name of a weight by ours, both without `.weight` or `.bias`. {g} and {i} are the
-# group and the layer within it. {n} counts layers or the distinct blocks, group * num_inner_layers
-# + inner. `output_layer` names additional classifiers.
+# Hugging Face's name of a weight, by our name, both without `.weight` or `.bias`. {g} and {i} are
+# the group and the layer within it. {n} is a distinct block's index, g * num_inner_layers + i.
+# `output_layer` names additional classifiers.
 HF_NAMES: Final[dict[str, str]] = {
     "albert.embeddings.word": "albert.embeddings.word_embeddings",
     "albert.embeddings.position": "albert.embeddings.position_embeddings",

@@ -29,7 +29,8 @@ _AMPLITUDE: Final = 0.1
 _WORD_STD: Final = _AMPLITUDE / math.sqrt(2)
 # Highest frequency in radians per position: it distinguishes direct neighbours.
 _MAX_FREQUENCY: Final = 2.0
-# Gain of queries and keys: about 0.8 of a head's attention in the first layers is on its neighbour.
+# Gain of queries and keys. It puts about 0.8 of a head's attention in the first layers on its
+# neighbour.
 _GAIN: Final = math.sqrt(1.5)
 
 
@@ -38,13 +39,13 @@ def start_local(model: AlbertForTasks, token_counts: NDArray[np.int64]) -> None:
 
     Args:
         model: newly created model with a fill-mask head.
-        token_counts: occurrences of each token in the corpus, (V,).
+        token_counts: number of occurrences of each token in the corpus, (V,).
     """
     head = model.heads["fill-mask"]
     assert isinstance(head, FillMaskHead)
     frequencies_V = _frequencies(model.config.embedding_size // 4, model.config.max_positions)
     with torch.no_grad():
-        # The loss starts at the entropy of the tokens' frequencies.
+        # With this bias, the loss starts at the entropy of the token frequencies.
         smoothed = token_counts + 1.0
         head.decoder.bias.copy_(torch.from_numpy(np.log(smoothed / smoothed.sum())))
         _split_embeddings(model.albert.embeddings, frequencies_V)
@@ -56,7 +57,7 @@ def start_local(model: AlbertForTasks, token_counts: NDArray[np.int64]) -> None:
 def _frequencies(num_pairs: int, num_positions: int) -> Tensor:
     """Return decreasing frequencies in radians per position, (P / 2,).
 
-    The lowest makes half a turn over all positions.
+    The lowest frequency makes half a turn over all positions.
     """
     min_frequency = math.pi / num_positions
     return torch.logspace(math.log10(_MAX_FREQUENCY), math.log10(min_frequency), num_pairs)
@@ -78,8 +79,8 @@ def _split_embeddings(embeddings: Embeddings, frequencies: Tensor) -> None:
 def _attend_to_neighbours(block: Attention, embeddings: Embeddings, frequencies: Tensor) -> None:
     """Let head 0 attend one token back, head 1 one ahead, head 2 two back, and so on.
 
-    A rotation of each pair of sinusoids in the keys' weights is a shift. Values and output are
-    orthogonal, so they preserve norms.
+    Rotating each pair of sinusoids in the keys' weights shifts the positions. The weights of
+    values and output are orthogonal, so they preserve norms.
     """
     head_size = block.query.out_features // block.num_heads
     num_waves = min(2 * len(frequencies), head_size // 2 * 2)

@@ -30,7 +30,7 @@ class Labels(NamedTuple):
 
 
 def default_name(hf: Mapping[str, Any]) -> str | None:
-    """Return the name of the default classifier; None if it is called `default`."""
+    """Return the name of the default classifier, or None if it is called `default`."""
     name = hf.get(_DEFAULT_KEY)
     if name is not None and not (isinstance(name, str) and re.fullmatch(HEAD_NAME, name)):
         raise CheckpointError(f"{_DEFAULT_KEY} of config.json is {reprlib.repr(name)}, not a name.")
@@ -38,7 +38,7 @@ def default_name(hf: Mapping[str, Any]) -> str | None:
 
 
 def find_head(hf: Mapping[str, Any], heads: Iterable[Task], name: str) -> Task:
-    """Return the classifier with a name."""
+    """Return the head of the classifier with a name."""
     default = default_name(hf) or DEFAULT_HEAD
     by_name = {
         default if head == CLASSIFICATION else name_of(head): head
@@ -71,7 +71,7 @@ def labels_config(
 
     Args:
         records: `head_record` of each classifier.
-        default: name of the default classifier; None if it is called `default`.
+        default: name of the default classifier, or None if it is called `default`.
     """
     keys = dict(records.get(CLASSIFICATION) or records.get(TOKENS, {}))
     named = {name_of(head): dict(record) for head, record in records.items() if is_named(head)}
@@ -94,7 +94,7 @@ def with_temperatures(hf: Mapping[str, Any], temperatures: Mapping[Task, float])
 
 
 def read_temperature(hf: Mapping[str, Any], head: Task) -> float:
-    """Read the temperature of a classifier; the default is 1."""
+    """Read the temperature of a classifier, which is 1 by default."""
     temperature = head_record(hf, head).get(TEMPERATURE_KEY, 1.0)
     if not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
         raise CheckpointError(
@@ -105,7 +105,7 @@ def read_temperature(hf: Mapping[str, Any], head: Task) -> float:
 
 
 def read_labels(hf: Mapping[str, Any], num_outputs: int, head: Task = CLASSIFICATION) -> Labels:
-    """Read the labels of `id2label`; the defaults are LABEL_0 and so on, as in `transformers`."""
+    """Read the labels in `id2label`, by default LABEL_0 and so on, as in `transformers`."""
     hf = head_record(hf, head)
     id2label = hf.get("id2label") or {str(index): f"LABEL_{index}" for index in range(num_outputs)}
     if not isinstance(id2label, dict):
@@ -119,7 +119,7 @@ def read_labels(hf: Mapping[str, Any], num_outputs: int, head: Task = CLASSIFICA
             f"id2label of config.json is {reprlib.repr(id2label)}. The classifier has "
             f'{num_outputs} outputs, so give "0" to "{num_outputs - 1}" a name each.'
         )
-    # The `transformers` pipeline treats one output as a label that applies or not.
+    # A `transformers` pipeline treats a single output as a label that applies or does not.
     inferred = "multi_label_classification" if num_outputs == 1 else "single_label_classification"
     problem: Any = hf.get("problem_type") or inferred
     if problem not in get_args(ProblemType):

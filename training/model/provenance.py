@@ -29,8 +29,8 @@ def record_stage(
     """Write `training.json` into a checkpoint's folder: the earlier stages, then this one.
 
     Args:
-        stage: settings, steps, tokens and data of this stage; `tasks`, whose heads it trained; and
-            `before`, the metrics of the checkpoint that it started from (`read_quality`).
+        stage: settings, steps, tokens and data of this stage, `tasks` (whose heads it trained) and
+            `before` (the metrics of the checkpoint that it started from, by `read_quality`).
         earlier: stages of the checkpoint that this stage started from (`read_stages`).
     """
     record = {"program": program, "torch": torch.__version__, **stage}
@@ -41,7 +41,7 @@ def record_stage(
 def read_stages(folder: Path) -> list[dict[str, Any]]:
     """Return the stages that `record_stage` wrote, or their copy in a bundle's manifest.
 
-    The list is empty without them. A checkpoint of the Hub may have other files of these names.
+    The list is empty without stages. Checkpoints on the Hub may have other files of these names.
     """
     record: Any = read_object(folder / _FILE)
     if not record:
@@ -54,7 +54,7 @@ def read_stages(folder: Path) -> list[dict[str, Any]]:
 def read_quality(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the `TaskQuality` of each task that a checkpoint was evaluated on.
 
-    It is in `evaluation.json` or in a bundle's manifest.
+    The evaluation is in `evaluation.json` or in a bundle's manifest.
     """
     evaluation: Any = read_object(folder / _EVALUATION_FILE)
     evaluation = evaluation or read_object(folder / MANIFEST_FILE).get("evaluation")
@@ -64,7 +64,7 @@ def read_quality(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty object if the file does not contain one."""
+    """Return the object in a JSON file, or an empty object if the file does not contain one."""
     try:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -18,9 +18,9 @@ _Group: TypeAlias = "dict[str, Any]"
 
 
 class Lamb(Optimizer):
-    """Adam's step u of each matrix w, scaled to the length of w: w - lr * |w| / |u| * u.
+    """LAMB, which scales Adam's step u of each matrix w to the length of w: w - lr * |w| / |u| * u.
 
-    Weight decay is part of u. Parameters of less than two dimensions change by lr * u, without
+    Weight decay is part of u. Parameters with fewer than two dimensions change by lr * u, without
     decay or trust ratio. In ALBERT these are the biases and the weights of norms, which the
     original excludes by name. The ratio is 1 if either norm is 0. Each tensor has one ratio, so
     queries, keys and values must be separate tensors.
@@ -30,7 +30,7 @@ class Lamb(Optimizer):
     Args:
         params: parameters, or groups of them with their own `lr`, `betas`, `eps` or
             `weight_decay`.
-        eps: added to the root of the second moment.
+        eps: number that is added to the root of the second moment.
     """
 
     # Trust ratios of the last step, one tensor per group with matrices.
@@ -63,7 +63,7 @@ class Lamb(Optimizer):
         self._ratios = ratios
 
     def trust_ratios(self) -> Tensor | None:
-        """Return the trust ratio of each matrix in the last step, (matrices,); None before it."""
+        """Return each matrix's trust ratio in the last step, (matrices,), or None before a step."""
         return torch.cat(list(self._ratios)) if self._ratios else None
 
     def _step_matrices(self, matrices: list[Tensor], group: _Group) -> Tensor:

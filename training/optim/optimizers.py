@@ -19,7 +19,7 @@ from training.system.precision import PrecisionName
 
 OptimizerName = Literal["lamb", "adamw", "muon"]
 ScheduleName = Literal["linear", "wsd"]
-# Minimum progress in the warm-up of `wsd`: the first step has a rate above 0.
+# Minimum progress in the warm-up of `wsd`, which gives the first step a rate above 0.
 _FIRST_PROGRESS: Final = 1e-4
 
 
@@ -40,7 +40,7 @@ class Schedule:
             rate reaches only 0.975 of the peak with the paper's 3,125 of 125,000 steps. `wsd`
             warms up, stays constant, and decays by 1 - sqrt.
         warmup: fraction of the run for the warm-up.
-        decay: fraction of the run for the decay; `linear` ignores it.
+        decay: fraction of the run for the decay, which `linear` ignores.
     """
 
     kind: ScheduleName = "wsd"
@@ -74,12 +74,12 @@ class OptimizerSettings:
     Attributes:
         optimizer: name of the optimizer. `lamb` is the paper's. `muon` updates the layers'
             matrices, and AdamW the other parameters.
-        lr: peak learning rate; with `muon`, only of the layers' matrices.
-        adamw_lr: peak learning rate of the other parameters with `muon`; otherwise ignored.
+        lr: peak learning rate. With `muon`, it applies only to the layers' matrices.
+        adamw_lr: peak learning rate of the other parameters with `muon`. Ignored without `muon`.
         pooled_factor: learning-rate multiplier of the pooler and of the heads that read the [CLS]
-            row; 1 in the paper.
-        weight_decay: decoupled weight decay of matrices; biases and the weights of norms have
-            none.
+            row. It is 1 in the paper.
+        weight_decay: decoupled weight decay of matrices. Biases and the weights of norms are not
+            decayed.
     """
 
     optimizer: OptimizerName = "muon"
@@ -94,7 +94,7 @@ class Hyperparameters(OptimizerSettings):
     """Hyperparameters of a run: optimizers, learning-rate schedule, loss weights and seed.
 
     Attributes:
-        sentence_weight: weight of the sentence task's loss.
+        sentence_weight: weight of the sentence-order loss.
     """
 
     schedule: ScheduleName
@@ -111,7 +111,7 @@ class Hyperparameters(OptimizerSettings):
 
     @property
     def loss_weights(self) -> dict[str, float]:
-        """The weights of the losses of sentence order."""
+        """The weights of the sentence-order losses, by the losses' names."""
         return {"sentence-order": self.sentence_weight, "paired-order": self.sentence_weight}
 
 
@@ -135,9 +135,9 @@ class Optimizers:
             part.zero_grad(set_to_none=True)
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics of the last step: with LAMB `trust_ratio`, the mean over matrices.
+        """Return metrics of the last step. With LAMB, this is the mean trust ratio of the matrices.
 
-        Synchronises with the device, but not with other ranks.
+        This method synchronises with the device, but not with other ranks.
         """
         for part in self.parts:
             ratios = part.trust_ratios() if isinstance(part, Lamb) else None
@@ -150,7 +150,7 @@ class Optimizers:
         return [part.state_dict() for part in self.parts]
 
     def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:
-        """Load the result of `state_dict`, with the peak learning rates."""
+        """Load the result of `state_dict`, including the peak learning rates."""
         if len(state) != len(self.parts):
             raise OptimizerError(
                 f"The run has {len(state)} optimizers, not {len(self.parts)}. "
@@ -193,7 +193,7 @@ def build_optimizers(
 def _split_pooled(
     model: AlbertForTasks, excluded: Sequence[nn.Parameter]
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Split into parameters that only the [CLS] row trains, and all others except `excluded`."""
+    """Return the parameters that only the [CLS] row trains, and all others except `excluded`."""
     pooled = list(_pooled_parameters(model))
     omitted = {id(p) for p in (*pooled, *excluded)}
     return pooled, [p for p in model.parameters() if id(p) not in omitted]
@@ -208,9 +208,9 @@ def _pooled_parameters(model: AlbertForTasks) -> Iterator[nn.Parameter]:
 
 
 def _adamw(params: Sequence[nn.Parameter], *, lr: float, weight_decay: float) -> Optimizer:
-    """Build AdamW with bias correction; norms and biases are not decayed."""
-    # A fused step reads memory once: on a CPU it takes a third to an eighth of the time, and is
-    # identical to the bit with any number of threads.
+    """Build AdamW with bias correction, and without decay of norms and biases."""
+    # A fused step reads memory once. On a CPU, it takes a third to an eighth of the time, and its
+    # result is identical to the bit with any number of threads.
     matrices = [p for p in params if p.ndim == 2]
     vectors = [p for p in params if p.ndim != 2]
     groups = [

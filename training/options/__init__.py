@@ -1,1 +1,1 @@
-"""Options of the commands: flags that follow from the fields of a configuration."""
+"""Options of the commands: flags that are made from the fields of a configuration."""

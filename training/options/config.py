@@ -1,4 +1,4 @@
-"""Options of a run that several commands share, and the option of a device."""
+"""Options that the commands for runs share, and the option for a device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMPILE_HELP: Final = "compile the model: faster steps after some minutes at the
 
 
 def parse_device(text: str) -> torch.device:
-    """Parse the name of a device that torch can use here; `auto` is the GPU, or else the CPU."""
+    """Parse the name of a device that torch can use here. `auto` is the GPU, or else the CPU."""
     if text == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -47,8 +47,8 @@ def add_device(group: argparse._ActionsContainer) -> None:
 
 
 def should_compile(requested: bool | None, device: torch.device) -> bool:
-    """Return whether to compile: as `--compile` requires, by default if it is possible."""
-    # torch's inductor starts this compiler on a CPU.
+    """Return whether to compile: as requested by `--compile`, or by default if it is possible."""
+    # To compile for a CPU, torch's inductor starts this C++ compiler.
     name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     is_possible = device.type != "cpu" or shutil.which(name) is not None
     if is_possible or requested is False:
@@ -64,7 +64,7 @@ class StoppingCriteria(Options, title="end of the run (whichever is reached firs
     """The end of a run.
 
     Attributes:
-        budget: seconds of training; on the command line a duration such as 25m.
+        budget: seconds of training, given as a duration such as 25m on the command line.
     """
 
     steps: Count | None = flag("maximum number of steps")
@@ -78,7 +78,7 @@ class StoppingCriteria(Options, title="end of the run (whichever is reached firs
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolder(Options, title="device and output"):
-    """A run's folder, device, checkpoints and reports; they change last digits at most.
+    """A run's folder, device, checkpoints and reports, which change at most last digits of results.
 
     Attributes:
         save_every: seconds between checkpoints.
@@ -98,7 +98,7 @@ class RunFolder(Options, title="device and output"):
 
 @dataclass(frozen=True, kw_only=True)
 class Optimization(Options, title="optimization"):
-    """The optimizers and their rates (default: the recipe's)."""
+    """The optimizers and their learning rates, by default those of the recipe."""
 
     optimizer: OptimizerName | None = flag(
         "optimizer; muon trains the layers' matrices, and AdamW the other weights"
@@ -118,7 +118,7 @@ class Optimization(Options, title="optimization"):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveOptions(Options, title="masked tokens and sentence order"):
-    """Options of masked tokens and of sentence order."""
+    """Options for masked tokens and sentence order."""
 
     mask_rate: Fraction | None = flag("fraction of the tokens that is predicted, 0 to 1")
     order_share: Fraction | None = flag(
@@ -129,7 +129,7 @@ class ObjectiveOptions(Options, title="masked tokens and sentence order"):
     order_sentences: Count | None = flag("minimum sentences in each segment of a pair (default: 2)")
 
     def __post_init__(self) -> None:
-        """Check the fraction of steps."""
+        """Check the fraction of steps that train only sentence order."""
         super().__post_init__()
         if self.order_share == 1:
             raise RunError("--order-share 1 leaves no step for masked tokens. Use a lower value.")

@@ -5,8 +5,8 @@
         steps: Count | None = flag()
         budget: Duration | None = flag("training time, such as 25m or 2h")
 
-`batch_size` is the flag `--batch-size`, a tuple takes several values, a bool is on or off. A
-configuration is checked however it is made, and its errors name the flags. In place of data files,
+`batch_size` is the flag `--batch-size`, a tuple takes several values, and a bool is on or off. All
+values are checked, also in Python, and errors name the flags. In place of data files,
 Python may pass tables in memory (`training.options.tables`).
 """
 
@@ -47,12 +47,12 @@ def flag(
     *,
     metavar: str | None = None,
 ) -> Any:
-    """Return a field that is a flag; its help ends with the default, unless it contains one."""
+    """Return a field that is a flag. The default is added to the help, unless it contains one."""
     return field(default=default, metadata={_HELP: help_, _METAVAR: metavar})
 
 
 class _Kind(NamedTuple):
-    """The values of a field.
+    """The kind of values that a field takes.
 
     Attributes:
         value: `NumberRange`, `Parsed` or type of the value.
@@ -74,7 +74,7 @@ class _Kind(NamedTuple):
 
     def _check(self, value: Any) -> Any:
         if hasattr(value, "item") and not getattr(value, "shape", None):
-            value = value.item()  # numpy has scalars of its own
+            value = value.item()  # a NumPy scalar becomes a Python number
         if isinstance(self.value, NumberRange | Parsed):
             return self.value.check(value)
         if self.value is Path:
@@ -104,7 +104,7 @@ class Options:
 
     Attributes:
         title: title of the class's own flags in the help.
-        defaults: default in the help of each field whose default depends on other fields.
+        defaults: default to show in the help, for fields whose default depends on other fields.
     """
 
     title: ClassVar[str] = "options"
@@ -116,7 +116,7 @@ class Options:
             cls.title = title
 
     def __post_init__(self) -> None:
-        """Check all values, and convert simpler forms such as text."""
+        """Check all values, and convert them from simpler forms such as text."""
         kinds = _kinds(type(self))
         for option in flags_of(type(self)):
             value = getattr(self, option.name)

@@ -18,7 +18,7 @@ _HeadT = TypeVar("_HeadT", bound=LabelledTexts)
 
 
 def add_heads(group: argparse._ActionsContainer) -> None:
-    """Add `--head` to the help of a parser; `parse_with_heads` reads it."""
+    """Add `--head`, which `parse_with_heads` reads, to the help of a parser."""
     group.add_argument(
         _OPTION,
         metavar="NAME",

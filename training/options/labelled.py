@@ -1,4 +1,4 @@
-"""Labelled data on a command line: files, columns, and tasks of GLUE, which are downloaded."""
+"""Labelled data on a command line: files, columns, and GLUE tasks, which are downloaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GLUE: Final = HubModel(
     revision="bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c",
     repo_type="dataset",
 )
-# A task defines these values of the user's own files.
+# Options that describe the user's own files, whose values a task defines.
 _OWN_FILES: Final = (
     *("text_classification", "multiple_choice", "problem_type", "labels"),
     *("text_column", "pair_column", "label_column", "label_separator", "choice_columns"),
@@ -47,8 +47,8 @@ class LabelledTexts(Options, title="labelled texts"):
     """The files of a text classifier, and their columns.
 
     Attributes:
-        task: task of GLUE, or RACE, which is multiple choice.
-        head: name of a classifier, after `--head`; None for the default classifier.
+        task: GLUE task, or RACE, which is multiple choice.
+        head: name of a classifier, after `--head`, or None for the default classifier.
     """
 
     task: Annotated[str, Parsed(_parse_task)] | None = flag(
@@ -118,7 +118,7 @@ class LabelledTexts(Options, title="labelled texts"):
 
     @cached_property
     def task_folder(self) -> Path | None:
-        """Folder of the task's files, which are downloaded if necessary; None without a task."""
+        """Folder of the task's files, which are downloaded if necessary, or None without a task."""
         source = _glue_of(self.data) if self.task in TASKS else None
         if source is None or self.task is None:
             return self.data
@@ -152,7 +152,7 @@ ENTITIES_HELP: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceFiles(Options, title="multiple choice"):
-    """The files of multiple choice; `LabelledTexts` has the options of their other columns."""
+    """Multiple-choice files. `LabelledTexts` has the options for the files' other columns."""
 
     multiple_choice: tuple[Path, ...] = flag(
         "multiple choice: CSV, TSV, JSONL or Parquet files, RACE's files, or folders", ()
@@ -166,7 +166,7 @@ class ChoiceFiles(Options, title="multiple choice"):
 
 
 def _glue_of(data: Path | None) -> HubModel | None:
-    """Return the repository of the files; None if they are in a folder."""
+    """Return the Hub repository of GLUE's files, or None if they are in a folder."""
     if data is None:
         return GLUE
     source = None if data.exists() else HubModel.parse(str(data))
@@ -178,7 +178,7 @@ def _glue_of(data: Path | None) -> HubModel | None:
 def _download_task(source: HubModel, task: str) -> Path:
     """Download the files of a GLUE task, and return their folder."""
     patterns = [f"{task}/{name}" for name in patterns_of(TASKS[task])]
-    # A commit's files never change; a branch's files may have changed.
+    # Cached files are used only if the commit is fixed: a branch's files may have changed.
     cached = find_cached(source, patterns) if source == GLUE else None
     folder = cached or download(source, patterns)
     if not (folder / task).is_dir():

@@ -28,11 +28,11 @@ _NAMES: Final[dict[str, str]] = {}
 
 
 def data_files(data: Any) -> tuple[Path, ...]:
-    """Return the paths of data files; tables in memory are written to files.
+    """Return the paths of data files, after writing tables in memory to files.
 
     Args:
-        data: path; or frame of pandas or polars, table of pyarrow, `datasets.Dataset`, list of
-            rows as dictionaries, or dictionary of columns; or list of these.
+        data: path, pandas or polars DataFrame, pyarrow table, `datasets.Dataset`, list of rows as
+            dictionaries, dictionary of columns, or a list of any of these.
 
     Raises:
         argparse.ArgumentTypeError: the data has another type or no rows, or a column mixes types.
@@ -42,7 +42,7 @@ def data_files(data: Any) -> tuple[Path, ...]:
         return (Path(data),)
     if isinstance(data, Iterator):
         data = list(data)
-    if hasattr(data, "collect"):  # a LazyFrame of polars
+    if hasattr(data, "collect"):  # a polars LazyFrame
         data = data.collect()
     if isinstance(data, list | tuple) and data and isinstance(data[0], tuple):
         raise argparse.ArgumentTypeError(
@@ -61,13 +61,13 @@ def is_table(file: Path) -> bool:
 
 
 def identify(file: Path) -> str:
-    """Return a file's path; for a table in memory, the hash of its content."""
+    """Return a file's path or, for a table in memory, the hash of its content."""
     return f"table {file.stem}" if is_table(file) else str(file)
 
 
 @contextmanager
 def naming_tables() -> Iterator[None]:
-    """Name tables, not their files, in the errors of a function; for `with` or as a decorator."""
+    """Name tables, not their files, in errors within `with` or in a decorated function."""
     try:
         yield
     except TrainingError as error:
@@ -108,9 +108,9 @@ def _without_views(table: pa.Table) -> pa.Table:
 
 
 def _write(table: pa.Table) -> Path:
-    """Write a table to the file of its name."""
+    """Write a table to a file that is named by the hash of its content."""
     stream = pa.BufferOutputStream()
-    # Metadata may contain the version of pandas, which would change the hash.
+    # Metadata is omitted, because it may contain pandas' version, which would change the hash.
     parquet.write_table(table.replace_schema_metadata(None).combine_chunks(), stream)
     content = stream.getvalue().to_pybytes()
     folder = cache_folder()

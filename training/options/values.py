@@ -28,7 +28,7 @@ class NumberRange:
         return number
 
     def check(self, value: Any) -> Any:
-        """Return a value of the Python API; raise errors as `parse` does."""
+        """Return a value from the Python API, or raise the same errors as `parse`."""
         if not isinstance(value, int | self.kind) or not self.allows(value):
             raise argparse.ArgumentTypeError(f"{value!r} is not {self.description}.")
         return self.kind(value)
@@ -36,12 +36,12 @@ class NumberRange:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """Values with a text form, such as `2:4`."""
+    """A type of values that can be written as text, such as `2:4`."""
 
     parse: Callable[[str], Any]
 
     def check(self, value: Any) -> Any:
-        """Return a value of the Python API, which may be text."""
+        """Return a value from the Python API, which may be text."""
         return self.parse(value) if isinstance(value, str) else value
 
 
@@ -78,7 +78,7 @@ Count: TypeAlias = Annotated[int, _COUNTS]
 Seed: TypeAlias = Annotated[int, _SEEDS]
 Positive: TypeAlias = Annotated[float, _POSITIVE]
 Fraction: TypeAlias = Annotated[float, _CLOSED_FRACTION]
-# A share is below 1, so that a part remains.
+# A share is below 1, so that some of the whole remains.
 Share: TypeAlias = Annotated[float, _FRACTION_BELOW_ONE]
 Finite: TypeAlias = Annotated[float, _FINITE]
 # A duration is a number of seconds.
