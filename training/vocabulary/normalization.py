@@ -40,9 +40,9 @@ class Folding:
 
     @classmethod
     def of_pieces(cls, pieces: Iterable[str]) -> Folding:
-        """Return the folding that a vocabulary's pieces show.
+        """Return the folding that a vocabulary's pieces imply.
 
-        Case is folded if no piece has capitals, and accents if no piece has any.
+        Case is folded if no piece has capitals, and accents if no piece has accents.
         """
         letters = "".join(pieces)
         return cls(
@@ -51,7 +51,7 @@ class Folding:
         )
 
     def group(self, words: Iterable[str]) -> list[list[str]]:
-        """Return the groups of two or more words that become equal."""
+        """Return the groups of two or more words that folding makes equal."""
         normalizer = self.normalizer()
         groups = defaultdict[str, list[str]](list)
         for word in words:

@@ -17,7 +17,7 @@ _FLAGS: Final = ("do_lower_case", "keep_accents", "strip_accents", "tokenize_chi
 
 
 class VocabError(TrainingError):
-    """A vocabulary that cannot be trained, or whose library's ids cannot be reproduced."""
+    """A vocabulary that cannot be trained, or whose original ids cannot be reproduced."""
 
 
 class TooFewPiecesError(VocabError):
@@ -34,7 +34,7 @@ class TooFewPiecesError(VocabError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VocabularySettings:
-    """Settings of a tokenizer, by their names in `transformers`; None if the file omits them.
+    """Settings of a tokenizer, by their names in `transformers`, or None if the file omits them.
 
     Attributes:
         tokenizer_class: name of the class in `transformers`, without "Fast".
@@ -50,7 +50,7 @@ class VocabularySettings:
 
 
 def read_settings(folder: Path) -> VocabularySettings:
-    """Read `tokenizer_config.json`; without this file, all settings are None."""
+    """Read `tokenizer_config.json`. Without this file, all settings are None."""
     file = folder / CONFIG_FILE
     if not file.is_file():
         return VocabularySettings()

@@ -26,10 +26,10 @@ from training.vocabulary.normalization import Folding
 from training.vocabulary.settings import VocabError, VocabularySettings
 
 _CLASSES: Final = (None, "AlbertTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
-# Values of SentencePiece's enumerations.
+# Values of SentencePiece's enumerations of model types and piece types.
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
-# Maximum letters to compose separately, because each needs its own pass through the text.
+# Maximum number of letters to compose separately, because each needs a pass through the text.
 _MAX_COMPOSED: Final = 64
 # Code points of letters with two marks, and of the final letters of Hangul syllables.
 _COMPOSED: Final = range(0xC0, 0x2000)
@@ -40,9 +40,9 @@ _NORMALIZATIONS: Final = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identit
 
 
 def build_tokenizer(spiece: Path, settings: VocabularySettings | None = None) -> Tokenizer:
-    """Build the tokenizer with the same ids as SentencePiece on text that `Folding` normalises.
+    """Build a tokenizer with the same ids as SentencePiece for text that `Folding` normalises.
 
-    `transformers` reads its `tokenizer.json` unchanged as a `PreTrainedTokenizerFast`. From
+    `transformers` reads the `tokenizer.json` unchanged as a `PreTrainedTokenizerFast`. From
     `spiece.model` alone, transformers 5.23 builds another tokenizer: it adds the user-defined
     symbols as tokens, so a word after one of ( ) " - . gets a "▁" that was not there in training.
 
@@ -85,7 +85,7 @@ def build_tokenizer(spiece: Path, settings: VocabularySettings | None = None) ->
 
 
 def _read(spiece: Path) -> Any:
-    # Protobuf creates the class at import, so type checkers cannot find it.
+    # Protobuf creates the class when it is imported, so type checkers cannot find the class.
     proto: Any = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     try:
         proto.ParseFromString(spiece.read_bytes())
@@ -117,7 +117,7 @@ def _is_long_symbol(piece: Any) -> bool:
 
 
 def _special_pieces(proto: Any, spiece: Path, settings: VocabularySettings) -> dict[str, str]:
-    """Return the name of the special piece of each role; only padding may be missing."""
+    """Return the name of the special piece for each role. Only padding may be missing."""
     pieces = {piece.piece for piece in proto.pieces}
     special: dict[str, str] = {}
     unknown = [piece.piece for piece in proto.pieces if piece.type == _UNKNOWN]
@@ -146,8 +146,8 @@ def _folding(normal: Sequence[str], settings: VocabularySettings) -> Folding:
 
 
 def _unigram(proto: Any) -> models.Unigram:
-    # SentencePiece gives user-defined symbols this score. A symbol of one character has no
-    # competing piece.
+    # SentencePiece gives user-defined symbols this score. Symbols of one character can keep their
+    # own score, because no piece competes with them.
     best_score = max((piece.score for piece in proto.pieces if piece.type == _NORMAL), default=0.0)
     pieces = [
         (
@@ -161,7 +161,7 @@ def _unigram(proto: Any) -> models.Unigram:
 
 
 def _bpe(proto: Any, unk: str) -> models.BPE:
-    """Return the BPE model that merges every two pieces into a piece, in order of its score."""
+    """Return the BPE model that merges any two pieces that form a piece, in order of its score."""
     ids = {piece.piece: index for index, piece in enumerate(proto.pieces)}
     normal = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
     merges = [
@@ -204,7 +204,7 @@ def _composing(letters: str) -> list[normalizers.Normalizer]:
 def _nfc() -> list[normalizers.Normalizer]:
     """Return the steps of NFC, except that composed letters are not composed with another mark.
 
-    NFC composes ü and an acute to ǘ. SentencePiece does so only for u and both marks.
+    NFC composes ü and an acute to ǘ. SentencePiece does so only for u followed by both marks.
     """
     pairs = (unicodedata.decomposition(chr(code)).split() for code in _COMPOSED)
     firsts = {chr(int(pair[0], 16)) for pair in pairs if len(pair) == 2 and pair[0].isalnum()}

@@ -77,10 +77,10 @@ def _draw(items: Iterable[str], size: int, rng: random.Random) -> list[str]:
 
 
 def _train_model(sentences: list[str], vocab_size: int) -> bytes:
-    """Train a SentencePiece model and return its bytes; `sentences` is emptied to free memory."""
+    """Train a SentencePiece model and return its bytes. `sentences` is emptied to free memory."""
     if not sentences:
         raise VocabError("There is no sentence to train on. Add text, or increase --num-sentences.")
-    # SentencePiece would store a file name in the model, so it gets a writer instead.
+    # With a file name, SentencePiece would store the name in the model, so it gets a writer.
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

@@ -1,4 +1,4 @@
-"""The tokenizer of a `vocab.txt`, like `BertTokenizer` of `transformers`."""
+"""The tokenizer of a `vocab.txt`, like transformers' `BertTokenizer`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def build_wordpiece(vocabulary: Path, settings: VocabularySettings) -> Tokenizer
 
     Args:
         vocabulary: file with one piece per line; the id is the number of the line, from 0.
-        settings: settings in `tokenizer_config.json` (default of `do_lower_case`: true).
+        settings: settings in `tokenizer_config.json` (`do_lower_case` is true by default).
     """
-    from transformers import BertTokenizer  # This import is slow.
+    from transformers import BertTokenizer  # Importing transformers is slow.
 
     if settings.tokenizer_class not in _CLASSES:
         raise VocabError(

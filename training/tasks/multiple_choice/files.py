@@ -1,4 +1,4 @@
-"""Questions of multiple choice: read from tables and from the files of RACE, and tokenised."""
+"""Reading of multiple-choice questions from tables and RACE's files, and their tokenisation."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from training.data.labelled.columns import (
 )
 from training.data.labelled.rows import collecting, gather_rows, raise_listed
 
-# The name of the split of files without splits.
+# Name of the only split if files are not divided into splits.
 _ONLY_SPLIT: Final = "data"
-# The keys of a record of RACE, next to `article`.
+# Keys of a RACE record, in addition to `article`.
 _RACE_FIELDS: Final = ("questions", "options", "answers")
 _NUM_SPECIAL: Final = 3
 # Blanks may be within words: RACE has "a_." and "to_tomorrow", and the original code replaces every
 # underscore.
 _BLANK: Final = re.compile("_+")
-# Truncation leaves these tokens of a choice with its question.
+# Truncation leaves at least this number of tokens of a choice with its question.
 _MIN_CHOICE_TOKENS: Final = 128
 _Tokens: TypeAlias = "NDArray[np.int32]"
-# RACE has examinations of two kinds of schools, which are in the names of its folders.
+# Names of RACE's folders say whether questions are from middle schools or from high schools.
 _RACE_LEVELS: Final = re.compile(r"(?<![a-z])(middle|high)(?![a-z])")
 
 
@@ -47,9 +47,9 @@ class ChoiceText:
     """A context, the choices that answer a question or continue the context, and the right choice.
 
     Attributes:
-        question: text before each choice, or with a blank for it; None without a question.
+        question: text before each choice, or with a blank for it, or None without a question.
         label: index of the right choice.
-        group: group of questions with metrics of its own; "" for no group.
+        group: group of questions that has its own metrics, or "" for no group.
         location: file and line, for messages.
     """
 
@@ -72,7 +72,7 @@ def read_choices(
 
     Args:
         columns: columns of the context (`text`), the question (`pair`) and the answer (`label`).
-        choices: columns of the choices; empty for the common names.
+        choices: columns of the choices, or empty for the common names.
     """
     return read_choice_splits({_ONLY_SPLIT: files}, columns, choices)[_ONLY_SPLIT]
 
@@ -82,7 +82,7 @@ def read_choice_splits(
     columns: Columns = COMMON_COLUMNS,
     choices: Sequence[str] = (),
 ) -> dict[str, list[ChoiceText]]:
-    """Read the questions of each split, and raise one error for all splits."""
+    """Read the questions of each split, and raise one error for all faults."""
     errors: list[str] = []
     questions = {
         split: gather_rows(
@@ -112,7 +112,7 @@ def _read_file(
 
 
 def _read_passage_file(file: Path, errors: list[str]) -> Iterator[ChoiceText]:
-    """Yield the questions of a file of RACE, which has one passage."""
+    """Yield the questions of a RACE file, which has one passage."""
     try:
         passage = json.loads("".join(read_lines(file)))
     except (CorpusError, OSError) as error:
@@ -127,7 +127,7 @@ def _read_passage_file(file: Path, errors: list[str]) -> Iterator[ChoiceText]:
 
 
 def _level(file: Path) -> str:
-    """Return the group of a file of RACE, from the name of the file or its folder."""
+    """Return the group of a RACE file, from the name of the file or its folder."""
     for name in (file.name, file.parent.name):
         if match := _RACE_LEVELS.search(name):
             return match[1]
@@ -151,7 +151,7 @@ def _race_questions(
     else:
         lists = [field or [] for field in fields]
         for number, (question, options, answer) in enumerate(zip(*lists, strict=True), start=1):
-            # Most blanks of RACE have spaces around them.
+            # Blanks get spaces around them, as most blanks in RACE have.
             text = re.sub(r"\s*_+\s*", " _ ", cell_text(question) or "").strip()
             with collecting(errors):
                 yield _checked(
@@ -174,7 +174,7 @@ def _question(row: Row, names: ColumnNames) -> ChoiceText:
         raise CorpusError(f"{row.location}: The row ends before column {column}.")
     choices: Any = cells[0] if len(cells) == 1 else _without_empty_end(cells)
     labels: Sequence[Any] = ()
-    if isinstance(choices, Mapping):  # {"text": [...], "label": ["A", ...]}, as of ARC
+    if isinstance(choices, Mapping):  # in ARC's format: {"text": [...], "label": ["A", ...]}
         choices, labels = choices.get("text"), choices.get("label") or ()
     return _checked(
         context=context,
@@ -187,7 +187,7 @@ def _question(row: Row, names: ColumnNames) -> ChoiceText:
 
 
 def _without_empty_end(cells: Sequence[Any]) -> list[Any]:
-    """Return the cells without empty cells at the end: questions may have fewer choices."""
+    """Return the cells without empty cells at the end, because questions may have fewer choices."""
     last = max((number for number, cell in enumerate(cells) if cell_text(cell)), default=-1)
     return list(cells[: last + 1])
 
@@ -202,7 +202,7 @@ def _checked(
     labels: Sequence[Any] = (),
     group: str = "",
 ) -> ChoiceText:
-    """Return a question, if its choices and answer are valid."""
+    """Return a question, after a check of its choices and answer."""
     texts = [cell_text(choice) for choice in choices]
     present = tuple(text for text in texts if text is not None)
     if len(texts) < 2:
@@ -250,7 +250,7 @@ def _find_answer(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> 
 
 
 def _is_ambiguous(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> bool:
-    """Whether an answer is the index of a choice, and the text of another choice."""
+    """Return whether an answer is the index of a choice, and the text of another choice."""
     if not isinstance(answer, str):
         return False
     text = cell_text(answer) or ""
@@ -266,13 +266,13 @@ def groups_of(questions: Iterable[ChoiceText]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChoiceExample:
-    """The tokens of a question with its choices; questions on a context share its tokens.
+    """The tokens of a question with its choices. Questions on the same context share its tokens.
 
     Attributes:
         context: token ids of the context, without special tokens.
         choices: token ids of each choice with its question, without special tokens.
         target: index of the right choice.
-        length: maximum tokens of a sequence.
+        length: maximum number of tokens in a sequence.
     """
 
     context: _Tokens
@@ -282,7 +282,7 @@ class ChoiceExample:
 
     @property
     def lengths(self) -> list[int]:
-        """The number of tokens of each sequence."""
+        """The number of tokens in each sequence."""
         return [sum(self._split(choice)) + _NUM_SPECIAL for choice in self.choices]
 
     @property
@@ -302,7 +302,7 @@ class ChoiceExample:
                 TokenisedExample(
                     ids=[cls_id, *self.context[:num_first].tolist(), sep_id, *second, sep_id],
                     types=[0] * (num_first + 2) + [1] * (num_second + 1),
-                    target=0,  # the target is the question's
+                    target=0,  # the question has the target
                 )
             )
         return sequences
@@ -312,7 +312,7 @@ class ChoiceExample:
 
 
 def with_choice(question: str | None, choice: str) -> str:
-    """Return a question with a choice in its blanks, or after it if it has no blanks."""
+    """Fill a question's blanks with a choice, or append the choice if there are no blanks."""
     if not question:
         return choice
     if _BLANK.search(question):
@@ -321,7 +321,7 @@ def with_choice(question: str | None, choice: str) -> str:
 
 
 def split_choice(num_context: int, num_choice: int, max_positions: int) -> tuple[int, int]:
-    """Return the numbers of tokens of a context and of a choice that fit the positions.
+    """Return how many tokens of a context and of a choice fit into the model's positions.
 
     The context is truncated first, at its end. A choice with its question is truncated at its
     beginning, but keeps 128 tokens, or half of the positions if that is less (as in run_race of the
@@ -336,11 +336,11 @@ def split_choice(num_context: int, num_choice: int, max_positions: int) -> tuple
 def choice_examples(
     texts: Sequence[ChoiceText], tokenizer: AlbertTokenizer, *, length: int, truncation: bool
 ) -> tuple[list[ChoiceExample], int]:
-    """Tokenise questions, and return the number of questions with a truncated text."""
+    """Return the tokenised questions, and the number of questions with a truncated text."""
     examples, errors, num_truncated = [], [], 0
     context: tuple[str, _Tokens] | None = None
     for text in progress(texts, title="tokenising questions", unit="questions"):
-        # Questions on the same passage follow each other, so it is tokenised once.
+        # Questions on the same passage follow each other, so the passage is tokenised once.
         if context is None or context[0] != text.context:
             context = text.context, _tokens(tokenizer, text.context)
         example = ChoiceExample(

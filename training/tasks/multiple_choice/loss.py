@@ -2,7 +2,7 @@
 
 All choices of a question are in the same micro-batch.
 
-Shape legend: C sequences, which are choices, Q questions, K choices of a question.
+Shape legend: C sequences (one for each choice), Q questions, K choices of a question.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from training.tasks.base import (
 )
 from training.tasks.multiple_choice.files import ChoiceExample, choice_examples, read_choice_splits
 
-# The questions of a step can need more memory than one forward pass has.
+# Maximum number of tokens in a forward pass, because a step's questions may not fit in memory.
 _MAX_PASS_TOKENS: Final = 16_384
 
 
@@ -56,7 +56,7 @@ class ChoiceBatch(ExampleBatch):
 def collate_choices(
     examples: Sequence[ChoiceExample], tokenizer: AlbertTokenizer, *, row_length: int
 ) -> ChoiceBatch:
-    """Pack the choices of questions, of at most `row_length` tokens each, into rows."""
+    """Pack the choices of questions, each of at most `row_length` tokens, into rows."""
     sequences = [sequence for example in examples for sequence in example.sequences(tokenizer)]
     packed = collate_examples(MULTIPLE_CHOICE, sequences, row_length=row_length)
     values: dict[str, Any] = {field.name: getattr(packed, field.name) for field in fields(packed)}
@@ -88,7 +88,7 @@ class ChoiceBatches(Sequence[ChoiceBatch]):
 
 
 def _passes(examples: Sequence[ChoiceExample]) -> Iterator[list[ChoiceExample]]:
-    """Yield the questions of each forward pass; a question over the token limit is alone."""
+    """Yield the questions of each forward pass. A question over the token limit is alone."""
     batch: list[ChoiceExample] = []
     num_tokens = 0
     for example in examples:
@@ -104,7 +104,7 @@ def _passes(examples: Sequence[ChoiceExample]) -> Iterator[list[ChoiceExample]]:
 
 @dataclass(kw_only=True)
 class _ChoiceStream(ExampleStream[ChoiceExample]):
-    """Task stream of questions, `batch_size` per step in as many micro-batches as necessary."""
+    """The task stream of questions: `batch_size` per step, in as many micro-batches as needed."""
 
     tokenizer: AlbertTokenizer
 
@@ -120,7 +120,7 @@ class _ChoiceStream(ExampleStream[ChoiceExample]):
 def _stream(
     examples: Sequence[ChoiceExample], setup: TrainingSetup, batch_size: int
 ) -> _ChoiceStream:
-    """Return the task stream of questions, packed into rows of the cheapest length."""
+    """Return the task stream of questions, packed into rows of the length that costs least."""
     steps = islice(shuffled_batches(len(examples), batch_size, setup.seed), NUM_SAMPLED_BATCHES)
     passes = [batch for step in steps for batch in _passes([examples[i] for i in step])]
     return _ChoiceStream(
@@ -145,8 +145,8 @@ class ChoiceConfig:
     Attributes:
         files, validation: files or folders of questions.
         columns: columns of the context, the question and the answer.
-        choice_columns: columns of the choices; empty for the common names.
-        metric: metric that selects the best checkpoint; None for accuracy.
+        choice_columns: columns of the choices, or empty for the common names.
+        metric: metric that selects the best checkpoint, or None for accuracy.
     """
 
     files: Sequence[Path]

@@ -21,13 +21,13 @@ from training.model.heads import MULTIPLE_CHOICE, AlbertForTasks
 from training.tasks.engine import EngineItem, TorchEngine, predict
 from training.tasks.multiple_choice.files import ChoiceText, choice_examples, groups_of
 
-# The names of the metrics begin with this.
+# Prefix of the metrics' names.
 PREFIX: Final = "multiple_choice"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChoicePredictions:
-    """A model's predictions for questions of multiple choice.
+    """A model's predictions for multiple-choice questions.
 
     Attributes:
         logits: (N,) logits of each question's choices, in fp32.
@@ -62,7 +62,7 @@ class ChoicePredictions:
         return is_right_Q
 
     def groups(self) -> dict[str, dict[str, float]]:
-        """Return accuracy, loss and number of questions of each group, and of all as ""."""
+        """Return accuracy, loss and number of questions by group, with "" for all questions."""
         group_of_Q = np.array([question.group for question in self.questions])
         masks = {name: group_of_Q == name for name in groups_of(self.questions)}
         return {
@@ -92,7 +92,7 @@ def choose(
     length: int,
     truncation: bool = True,
 ) -> ChoicePredictions:
-    """Answer questions of multiple choice."""
+    """Answer multiple-choice questions."""
     examples, num_truncated = choice_examples(
         questions, tokenizer, length=length, truncation=truncation
     )

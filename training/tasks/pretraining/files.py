@@ -22,20 +22,20 @@ from training.data.streams import PackedStream
 from training.errors import RunError
 from training.loop.distributed import World
 
-# The default maximum tokens of a pair.
+# Default maximum number of tokens in a pair.
 _ORDER_LENGTH: Final = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderBatch(MicroBatch):
-    """A micro-batch of pairs without masks: all in order, then all swapped.
+    """A micro-batch of pairs without masks: all pairs in order, then all pairs swapped.
 
-    A pair has the same content in both orders. So the comparison of both teaches order, and not
+    A pair has the same content in both orders. Comparing the two therefore teaches order, and not
     which content usually comes first.
 
     Attributes:
         firsts: (2 C,) position of each sequence's [CLS], as an index into the flattened tokens.
-        labels: (2 C,) 0 for in order, 1 for swapped, or IGNORED for padding of C.
+        labels: (2 C,) 0 if in order, 1 if swapped, or IGNORED in the entries that pad C.
     """
 
     task: str = "sentence-order"
@@ -45,7 +45,7 @@ class OrderBatch(MicroBatch):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OrderCollator:
-    """Function that collates rows of `pairs` examples into a batch of twice as many rows."""
+    """A function that collates rows of `pairs` examples into a batch with twice as many rows."""
 
     shards: Shards
     length: int
@@ -79,8 +79,8 @@ class TextStreams:
     """The task streams of a run on plain text.
 
     Attributes:
-        num_rows: masked rows per step of all processes, with `length` tokens each.
-        max_batch_tokens: maximum tokens of a micro-batch, which has one or more rows.
+        num_rows: number of masked rows, of `length` tokens each, per step of all processes.
+        max_batch_tokens: maximum number of tokens in a micro-batch, unless a single row has more.
         short_rate: fraction of the documents that are cut into shorter examples.
         rows_option: option for `num_rows` and its value, for messages.
     """
@@ -137,12 +137,12 @@ class TextStreams:
         """Return the task stream of pairs in both orders.
 
         Args:
-            length: maximum tokens of a pair; None for 512, or for fewer positions of the model.
-            max_positions: positions of the model.
+            length: maximum number of tokens in a pair (default: 512, or `max_positions` if less).
+            max_positions: number of positions of the model.
             short_rate: fraction of the documents that are cut into shorter pairs.
-            min_sentences: minimum sentences of each segment.
-            num_rows: rows per step of all processes; None for about as many tokens as in the
-                masked rows.
+            min_sentences: minimum number of sentences in each segment.
+            num_rows: number of rows per step of all processes. None means about as many tokens as
+                in the masked rows.
         """
         length = length or min(_ORDER_LENGTH, max_positions)
         settings = ExampleSettings(

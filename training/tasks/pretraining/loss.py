@@ -1,6 +1,6 @@
 """Continued pretraining in a run: configuration, data, and losses of both pretraining tasks.
 
-Shape legend: B rows, S positions, H hidden size, R rows gathered, C sequences or pairs.
+Shape legend: B rows, S positions, H hidden size, R gathered rows, C sequences or pairs.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ class PretrainingConfig:
 
     Attributes:
         files: files of plain text.
-        tokenizer_file: `tokenizer.json` for preparing the text.
-        shards: folder of the prepared text.
+        tokenizer_file: `tokenizer.json` that tokenises the text.
+        shards: folder for the tokenised text.
         sentence_task: sentence task of the masked rows; ignored if `has_pairs`.
         mask_rate: fraction of the tokens that are masked.
         short_rate: fraction of the documents that are cut into shorter examples.
         has_pairs: whether separate steps train sentence order on pairs in both orders.
-        order_length: maximum tokens of a pair; None for 512, or for fewer positions of the model.
+        order_length: maximum number of tokens in a pair. None means 512, or the model's number of
+            positions if that is less.
         order_short_rate: fraction of the documents that are cut into shorter pairs.
-        order_sentences: minimum sentences of each segment of a pair.
+        order_sentences: minimum number of sentences in each segment of a pair.
     """
 
     files: Sequence[Path]
@@ -59,10 +60,10 @@ class PretrainingConfig:
 
 
 def read_text(config: PretrainingConfig, setup: TrainingSetup, batch_size: int) -> TrainingTask:
-    """Open the prepared text, or prepare it.
+    """Open the tokenised text, after preparing it if necessary.
 
     Args:
-        batch_size: masked rows per step of all processes.
+        batch_size: number of masked rows per step of all processes.
     """
     world = setup.world
     rows_option = f"--batch-size {batch_size} of pretraining"
@@ -106,11 +107,11 @@ def losses(*, compiles: bool) -> dict[str, LossFunction]:
 
 
 class PretrainTargets(NamedTuple):
-    """The positions that the heads of pretraining read, and their targets.
+    """The positions that the pretraining heads read, and their targets.
 
     Attributes:
         rows, targets: (R,) positions and ids of masked tokens.
-        firsts, labels: (C,) positions and targets of the sentence task; None without the task.
+        firsts, labels: (C,) positions and targets of the sentence task, or None without the task.
     """
 
     rows: Tensor
@@ -122,7 +123,7 @@ class PretrainTargets(NamedTuple):
     def of(cls, model: AlbertForTasks, batch: PretrainBatch) -> PretrainTargets:
         """Return the positions that the model's heads read, and their targets.
 
-        If the batch has no sentence task, its head is not read, because gradients of zero would
+        If the batch has no sentence task, the task's head is not computed. Gradients of zero would
         still decay the head's weights.
         """
         if "sentence-order" in model.tasks and "sentence-order" in batch.counts:
@@ -142,7 +143,7 @@ HeadSums: TypeAlias = dict[LossName, tuple[Tensor, Tensor]]
 def _pretrain_sums(
     model: AlbertForTasks, tokens: ModelInputs, targets: PretrainTargets
 ) -> HeadSums:
-    """Return the sums of each head; the arguments are only tensors, for compilation."""
+    """Return the sums of each head. The arguments contain only tensors, for compilation."""
     hidden_RH = model(tokens, targets.positions)
     num_masked = len(targets.targets)
     masked = cross_entropy(model.logits("fill-mask", hidden_RH[:num_masked]), targets.targets, 0)
@@ -160,7 +161,7 @@ def pretrain_loss(
     batch: PretrainBatch,
     sums: Callable[..., HeadSums] = _pretrain_sums,
 ) -> dict[LossName, LossSums]:
-    """Return the losses of masked tokens and of the sentence task, if the batch has it.
+    """Return the losses of masked tokens and, if the batch has one, of the sentence task.
 
     See the paper, sections 3.1 and 4.1. The last layer after its attention, and the logits, are
     computed only for the positions of targets.
@@ -182,16 +183,16 @@ def _order_logits(model: AlbertForTasks, tokens: ModelInputs, firsts: Tensor) ->
 def paired_order_loss(
     model: AlbertForTasks, batch: OrderBatch, logits: Callable[..., Tensor] = _order_logits
 ) -> dict[LossName, LossSums]:
-    """Return both losses of pairs in both orders.
+    """Return the two losses of pairs in both orders.
 
-    Let s be the log-odds of "in order". `paired-order` is -log sigmoid((s(A, B) - s(B, A)) / 2). It
-    ignores any number that the pair's content adds to both. `sentence-order` is the cross-entropy
-    of each order alone. It trains this number to be 0, so that the service's probabilities are
-    calibrated.
+    Let s be the log-odds of "in order". `paired-order` is -log sigmoid((s(A, B) - s(B, A)) / 2).
+    This loss ignores any number that the pair's content adds to both scores. `sentence-order` is
+    the cross-entropy of each order alone. This loss trains that number to be 0, so that the
+    service's probabilities are calibrated.
 
-    Because of the factor 1/2, both have the same optimum: s(A, B) = -s(B, A) = log(p / (1 - p)), if
-    p is the probability that the content allows. Each loss is log 2 at chance. In `paired-order`, a
-    pair counts as right if the right order has the higher score.
+    Because of the factor 1/2, both losses have the same optimum. If p is the probability of A
+    before B, given their content, s(A, B) = -s(B, A) = log(p / (1 - p)). Each loss is log 2 at
+    chance. In `paired-order`, a pair counts as right if the right order has the higher score.
     """
     if logits is not _order_logits:
         mark_dynamic([batch.firsts])

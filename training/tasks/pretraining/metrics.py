@@ -28,7 +28,7 @@ from training.system.precision import PrecisionName
 from training.tasks.pretraining.files import OrderBatch, OrderCollator
 from training.tasks.pretraining.loss import paired_order_loss, pretrain_loss
 
-# A constant, so that all models predict the same tokens.
+# A constant seed, so that all models predict the same tokens.
 _SEED: Final = 12345
 _MAX_BATCH_TOKENS: Final = 4096
 
@@ -64,11 +64,11 @@ def evaluate_pretraining(
     settings: ExampleSettings,
     products: PrecisionName = "auto",
 ) -> dict[str, float]:
-    """Measure masked tokens (loss in nats, accuracy) and the sentence task; nan without any.
+    """Measure masked tokens (loss in nats, accuracy) and the sentence task, or nan without any.
 
     Next-sentence prediction is measured on masked pairs, as in training. Sentence order is measured
-    on pairs without masks, in both orders, because separate training steps have no masks. Masked
-    tokens are then in single segments, as in the service's requests.
+    on pairs without masks, in both orders, because the separate steps that train it have no masks.
+    Masked tokens are then measured in single segments, as in the service's requests.
 
     `unigram_entropy` is the loss of a model that has learnt only the text's token frequencies.
     """
@@ -129,14 +129,14 @@ def order_metrics(
     settings: ExampleSettings,
     products: PrecisionName = "auto",
 ) -> dict[str, float]:
-    """Return the metrics of sentence order; nan if the text has no pairs.
+    """Return the metrics of sentence order, or nan if the text has no pairs.
 
     `sentence_order_loss` and `_accuracy` measure each order alone. `_paired_accuracy` measures the
-    comparison of both orders. An accuracy of a half is chance. The metrics of two single sentences
-    of similar lengths begin with `single_`.
+    comparison of both orders. An accuracy of a half is chance. Names with `single_` are metrics of
+    pairs of single sentences of similar lengths.
 
     Args:
-        settings: settings of examples; only `length` and `short_rate` are used.
+        settings: settings of examples, of which only `length` and `short_rate` are used.
     """
     settings = replace(settings, sentence_task="pairs")
     single = _measure_order(

@@ -1,4 +1,4 @@
-"""Questions of SQuAD files (v1.1 and v2.0, nested or flat), and their training windows."""
+"""Questions in SQuAD files (v1.1 and v2.0, nested or flat), and their training windows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Question:
 
     Attributes:
         answers: correct answers; empty if the context does not answer the question.
-        start: character offset of the first answer in the context, according to the file; None
+        start: character offset of the first answer in the context, according to the file, or None
             without an answer.
         location: file and id, for messages.
         article: file and title of the context's article.
@@ -47,7 +47,7 @@ class _Answer(BaseModel):
 
 
 def _as_list(answers: Any) -> Any:
-    """Return a list of answers; files of the Hub have `{"text": [...], "answer_start": [...]}`."""
+    """Return a list of answers, also from the Hub's `{"text": [...], "answer_start": [...]}`."""
     if isinstance(answers, dict) and isinstance(answers.get("text"), str):
         return [answers]
     if not isinstance(answers, dict) or not all(
@@ -90,7 +90,7 @@ class _Article(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_row(cls, value: Any) -> Any:
-        """Return the article of a row of a flat file, which has a question and its context."""
+        """Return an article from a row of a flat file, which has a question and its context."""
         if not isinstance(value, dict) or "paragraphs" in value or "context" not in value:
             return value
         if "answers" not in value and "answer" in value:
@@ -108,7 +108,8 @@ def read_squad(files: Sequence[Path]) -> list[Question]:
     """Read the questions of SQuAD files, v1.1 or v2.0.
 
     Nested files are `.json`, optionally compressed. Flat files have a question per row, as on the
-    Hub: `.jsonl`, `.parquet` and the other formats of `read_records`. A folder means its files.
+    Hub: `.jsonl`, `.parquet` and the other formats of `read_records`. In a folder, all files are
+    read.
 
     A question has no answer if it is marked `is_impossible`, or has no `answers`. Empty questions,
     and questions on an empty context, are omitted and counted in one printed line.
@@ -169,7 +170,7 @@ def _read_nested(file: Path) -> list[_Article]:
 
 
 def _has_rows(content: str) -> bool:
-    """Whether JSON is an array, or has a question with its context in each line."""
+    """Return whether JSON is an array, or has one question with its context per line."""
     content = content.lstrip("\ufeff \t\r\n")
     try:
         return content.startswith("[") or "context" in json.loads(content.partition("\n")[0])
@@ -217,7 +218,7 @@ def _questions(articles: Sequence[_Article], file: Path) -> Iterator[Question]:
 
 
 def locate_answers(questions: Sequence[Question]) -> tuple[list[Question], int]:
-    """Check that each first answer is at its offset, and repair offsets that are unambiguous.
+    """Check that each first answer is at its offset, and repair unambiguous offsets.
 
     Returns:
         Questions, and the number of repaired offsets.
@@ -267,11 +268,11 @@ def span_examples(
 
     Args:
         question: question whose answer is at its offset (`locate_answers`).
-        length: maximum tokens of a window.
-        stride: tokens between the beginnings of windows; less in short windows, so that neighbours
-            share a quarter.
-        max_question: maximum tokens of the question, or half of a short window. Longer questions
-            are truncated, as in run_squad of the original code.
+        length: maximum number of tokens in a window.
+        stride: number of tokens between the beginnings of two windows. Short windows have a smaller
+            stride, so that neighbours share a quarter.
+        max_question: maximum number of tokens in a question, or half of a short window. Longer
+            questions are truncated, as in run_squad of the original code.
     """
     query = tokenizer.encode_plain(question.question)
     query = query.slice(0, min(max_question, (length - _NUM_SPECIAL) // 2))
@@ -289,7 +290,7 @@ def span_examples(
 
 
 def _answer_tokens(question: Question, context: Encoding) -> tuple[int | None, int]:
-    """Return the first and last token that overlap the answer; (None, -1) if none does."""
+    """Return the first and last token that overlap the answer, or (None, -1) if none does."""
     if question.start is None:
         return None, -1
     stop = question.start + len(question.answers[0])

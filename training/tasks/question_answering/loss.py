@@ -43,8 +43,8 @@ class QuestionConfig:
     Attributes:
         files: SQuAD files.
         validation: SQuAD files of held-out questions.
-        length: maximum tokens of a question with a window of its context.
-        metric: metric that selects the best checkpoint; None for F1.
+        length: maximum number of tokens in a question with a window of its context.
+        metric: metric that selects the best checkpoint, or None for F1.
     """
 
     files: Sequence[Path]
@@ -97,7 +97,7 @@ def _windows(
 def _validation(
     questions: Sequence[Question], metric: str, setup: TrainingSetup, length: int
 ) -> Validation:
-    """Return the validation, which measures the loss of windows or the service's answers."""
+    """Return the validation, which measures either the windows' loss or the service's answers."""
     windows = _windows(questions, setup.tokenizer, length)
     held_out = None
     if metric != "loss":
@@ -118,7 +118,7 @@ def _validation(
 
 
 def _span_logits(model: AlbertForTasks, batch: ExampleBatch) -> Tensor:
-    """Return start and end logits (C, S, 2) of each example's tokens, -inf in its padding."""
+    """Return start and end logits (C, S, 2) of each example's tokens, with -inf for padding."""
     logits_T2 = model.logits("question-answering", model(batch.tokens)).flatten(0, 1).float()
     rows_CS, positions_S = example_rows(batch)
     is_outside_CS = positions_S >= batch.sizes[:, None]

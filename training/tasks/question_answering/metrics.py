@@ -1,7 +1,7 @@
 """Evaluation of question answering: exact match, F1, and the threshold of "no answer".
 
 The metrics follow SQuAD's official scripts. The scripts differ for answers without words, such as
-".". In v1.1, they are answers with an F1 of 0. In v2.0, they are equal to "no answer".
+".". The v1.1 script gives these answers an F1 of 0. The v2.0 script treats them as "no answer".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from training.model.heads import AlbertForTasks
 from training.tasks.engine import EngineItem, TorchEngine, predict
 from training.tasks.question_answering.files import Question
 
-# The limits in tokens of run_squad in the original code.
+# The limits of run_squad in the original code, in tokens.
 MAX_ANSWER_LENGTH: Final = 30
 _MAX_QUESTION_LENGTH: Final = 64
 BEST_F1_THRESHOLD: Final = "question_answering_best_f1_threshold"
@@ -54,14 +54,14 @@ def question_parameters(
     max_answer_length: int = MAX_ANSWER_LENGTH,
     length: int | None = None,
 ) -> QuestionAnsweringParameters:
-    """Return the parameters of requests to the service.
+    """Return the parameters of requests to the service for these limits.
 
     Args:
-        max_positions: positions of the model.
+        max_positions: number of positions of the model.
         may_be_empty: whether "no answer" is allowed.
-        max_answer_length: maximum tokens of an answer.
-        length: maximum tokens of a question with a window of its context; None for the service's
-            default.
+        max_answer_length: maximum number of tokens in an answer.
+        length: maximum number of tokens in a question with a window of its context, or None for the
+            service's default.
     """
     parameters = {
         "handle_impossible_answer": may_be_empty,
@@ -119,7 +119,7 @@ def prepare_questions(
     questions: Sequence[Question],
     parameters: QuestionAnsweringParameters,
 ) -> list[EngineItem]:
-    """Return the model inputs of each question, which are the service's."""
+    """Return the model inputs of each question, as the service computes them."""
     errors = _repeated_ids(questions)
     items: list[EngineItem] = []
     for question in questions:
@@ -150,7 +150,7 @@ def answer_items(runner: Runner, items: Sequence[EngineItem]) -> list[AnsweredQu
 
 
 def validation_metrics(answers: Sequence[AnsweredQuestion]) -> dict[str, float]:
-    """Return exact match and F1 in percent, for v2.0 at their best thresholds."""
+    """Return exact match and F1 in percent (with the best thresholds for v2.0)."""
     metrics = question_metrics(answers, 0.0)
     return {
         name: metrics.get(f"question_answering_best_{name}", metrics[f"question_answering_{name}"])
@@ -185,12 +185,12 @@ def _decode(
 def question_metrics(answered: Sequence[AnsweredQuestion], threshold: float) -> dict[str, float]:
     """Return exact match and F1 in percent, as SQuAD's official scripts compute them.
 
-    If some questions have no answer, the rules of v2.0 apply. There are then also metrics of the
-    questions with an answer, of the questions without an answer, of the former if every question is
-    answered, and of the best thresholds.
+    If some questions have no answer, the rules of v2.0 apply. Additional metrics are then for the
+    questions with an answer, the questions without one, the questions with an answer if "no answer"
+    is not allowed, and the best thresholds.
 
     Args:
-        threshold: maximum null score of an answer; above it, the prediction is "no answer".
+        threshold: null score above which the prediction is "no answer".
     """
     scores = score_answers(answered, threshold)
     metrics = _mean_metrics("", scores)
@@ -210,7 +210,7 @@ def question_metrics(answered: Sequence[AnsweredQuestion], threshold: float) -> 
 
 
 def score_answers(answered: Sequence[AnsweredQuestion], threshold: float) -> list[SquadScore]:
-    """Return exact match and F1 of each answer; the threshold is ignored under v1.1."""
+    """Return exact match and F1 of each answer. Under v1.1, the threshold is ignored."""
     version = version_of([reply.question for reply in answered])
     max_null_score = threshold if version == "2.0" else math.inf
     return [
@@ -220,7 +220,7 @@ def score_answers(answered: Sequence[AnsweredQuestion], threshold: float) -> lis
 
 
 def may_be_empty(answered: Sequence[AnsweredQuestion]) -> bool:
-    """Whether some of the questions have no answer."""
+    """Return whether some of the questions have no answer."""
     return version_of([reply.question for reply in answered]) == "2.0"
 
 
@@ -277,7 +277,7 @@ class SquadScore(NamedTuple):
 
 
 def version_of(questions: Sequence[Question]) -> _Version:
-    """Return the version of the official script: v2.0 if any question has no answer."""
+    """Return the official script's version: v2.0 if any question has no answer, otherwise v1.1."""
     return "1.1" if all(question.answers for question in questions) else "2.0"
 
 
@@ -300,7 +300,7 @@ def score_answer(question: Question, predicted: str, version: _Version) -> Squad
 
 
 def _token_f1(predicted: str, answer: str) -> float:
-    """Return the F1 of the words of two texts; 1 if both are empty."""
+    """Return the F1 of the words of two texts, or 1 if both are empty."""
     words, answer_words = normalize(predicted).split(), normalize(answer).split()
     if not words or not answer_words:
         return float(words == answer_words)
@@ -333,9 +333,9 @@ class Outcome:
 def find_best_threshold(outcomes: Sequence[Outcome]) -> tuple[float, float]:
     """Return the best mean score over all thresholds, in percent, and that threshold.
 
-    This is `find_best_thresh` of the official script of v2.0 except in two cases. Of questions with
-    equal null scores, all are answered or none. If it is best to answer none, the threshold is less
-    than all null scores, not 0. The threshold is finite even if null scores are infinite.
+    This is `find_best_thresh` of the official SQuAD 2.0 script, except in two cases. Questions with
+    equal null scores are either all answered or all unanswered. If it is best to answer none, the
+    threshold is less than all null scores, not 0. The threshold is always finite.
     """
     ordered = sorted(outcomes, key=lambda outcome: outcome.null_score)
     total = best = float(sum(not outcome.has_answer for outcome in ordered))

@@ -1,6 +1,6 @@
 """Texts with entities, and their training windows.
 
-Files are JSONL and Parquet with tagged words or with character offsets, and CoNLL's columns.
+Formats are JSONL and Parquet with tagged words or with character offsets, and CoNLL's columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from training.data.labelled.rows import gather_rows, raise_listed, read_records
 
 _TAGS: Final = ("ner_tags", "tags", "labels")
 _IS_TAG: Final = re.compile(rf"{OUTSIDE}|[BIESLUM]-.+").fullmatch
-# Misspelt tags such as PER-B, B_PER, b-PER and o, and tags without a letter.
+# Matches misspelt tags such as PER-B, B_PER, b-PER and o, and tags without a letter.
 _IS_RESEMBLING: Final = re.compile(
     r"(?i:o|[bieslum][-_:/|].*)|.+[-_:/|][BIESLUM]|[\W\d_]*"
 ).fullmatch
@@ -50,7 +50,7 @@ class TaggedText:
     """A text and its entities, in order and without overlaps.
 
     Attributes:
-        words: start and end of each word; empty if the file has no words.
+        words: start and end of each word, or empty if the file does not divide the text into words.
         location: file and line, for messages.
     """
 
@@ -92,10 +92,10 @@ def read_tagged(files: Sequence[Path]) -> list[TaggedText]:
     JSONL, Parquet and Arrow files have rows of `tokens` with `ner_tags` or `tags`, which are names
     or indices of a ClassLabel, or rows of a `text` with `entities` of `start`, `end` and `label`.
     Other files have CoNLL's format: a word per line, its tag in the last column, and a blank line
-    after each sentence. A folder means its files. Tags are BIO, IO, BIOES, BILOU or BMES.
+    after each sentence. In a folder, all files are read. Tags are BIO, IO, BIOES, BILOU or BMES.
 
-    Of overlapping entities, only the first and longest is used. If the `text` of an entity can be
-    located, but not at its offsets, they are corrected.
+    If entities overlap, only the first and longest is used. If an entity's `text` is not at its
+    offsets, but can be located, the offsets are corrected.
     """
     errors: list[str] = []
     rows: list[_TaggedWords | _Spans] = gather_rows(
@@ -173,7 +173,7 @@ def _read_conll(file: Path, errors: list[str]) -> Iterator[_TaggedWords]:
 
 
 def _columns(line: str) -> list[str]:
-    """Return the columns of a line, which tabs divide, or spaces if there is no tab."""
+    """Return the columns of a line, divided by tabs or, if there is no tab, by spaces."""
     line = line.strip(" \t\r\n")
     if "\t" in line:
         return [field.strip(" ") for field in line.split("\t")]
@@ -181,7 +181,7 @@ def _columns(line: str) -> list[str]:
 
 
 def _unknown_tags(rows: Sequence[_TaggedWords]) -> list[str]:
-    """Return an error for each tag that is not in a scheme, with its first location.
+    """Return an error for each tag that belongs to no scheme, with the tag's first location.
 
     A file may have labels without prefixes, except labels that look like misspelt tags.
     """
@@ -199,7 +199,7 @@ def _unknown_tags(rows: Sequence[_TaggedWords]) -> list[str]:
 
 
 def _of_record(record: Row) -> _TaggedWords | _Spans:
-    """Return the text of a row."""
+    """Return the tagged words of a row, or its text with entities."""
     values = record.values
     tokens, tags = find_column(values, ("tokens",)), find_column(values, _TAGS)
     text, entities = find_column(values, ("text",)), find_column(values, ("entities",))
@@ -263,7 +263,7 @@ def _entity(value: Any, text: str) -> tuple[Entity, bool]:
 
 
 def _are_in_utf_16(start: int, end: int, text: str) -> bool:
-    """Whether offsets divide words of a text, but not if they count UTF-16."""
+    """Return whether offsets split words of a text as code points, but not as UTF-16 code units."""
 
     def divides(offset: int) -> bool:
         return text[offset - 1 : offset].isalnum() and text[offset : offset + 1].isalnum()
@@ -313,12 +313,12 @@ def _without_overlaps(entities: Sequence[Entity]) -> list[Entity]:
 
 
 def token_task(tokenizer: AlbertTokenizer, length: int) -> TokenClassification:
-    """Return the service's task, which cuts texts into windows of at most `length` tokens."""
+    """Return the service's task, which divides texts into windows of at most `length` tokens."""
     return TokenClassification(TaskSetup(tokenizer=tokenizer, max_positions=length, hidden_size=1))
 
 
 def words_of(windowed: WindowedText, text: TaggedText) -> list[range]:
-    """Return the tokens of each word of the file or, for plain text, of the service.
+    """Return the tokens of each word. The file or, for plain text, the service defines the words.
 
     A word of a file may have no token.
     """

@@ -44,7 +44,7 @@ class TokenConfig:
         files: files of texts with entities.
         validation: files of held-out texts.
         validation_split: fraction of `files` that is held out; 0 for no split.
-        metric: metric that selects the best checkpoint; None for the F1 of entities.
+        metric: metric that selects the best checkpoint, or None for the entities' F1.
     """
 
     files: Sequence[Path]

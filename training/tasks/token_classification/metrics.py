@@ -1,4 +1,4 @@
-"""Evaluation of token classification: the F1 of entities, like seqeval's default."""
+"""Evaluation of token classification: entity F1, as in seqeval's default mode."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from training.model.heads import AlbertForTasks
 from training.tasks.engine import EngineItem, TorchEngine, predict
 from training.tasks.token_classification.files import TaggedText, token_task, word_tags, words_of
 
-# The names of the metrics begin with this.
+# Prefix of the metrics' names.
 PREFIX: Final = "token_classification"
-# The metric that selects the best checkpoint.
+# Name of the metric that selects the best checkpoint.
 METRIC: Final = "f1"
 # The entities of a text, as ranges of words.
 Entities: TypeAlias = frozenset[Span]
@@ -95,7 +95,7 @@ def _f1_metrics(num_both: int, num_predicted: int, num_correct: int) -> dict[str
 
 
 def entity_f1(num_both: int, num_predicted: int, num_correct: int) -> float:
-    """Return the F1 of counts, or 0 without any entity."""
+    """Return the F1 from the numbers of entities, or 0 without any entity."""
     return 2 * num_both / max(1, num_predicted + num_correct)
 
 
