@@ -168,7 +168,7 @@ def _filled(values: NDArray[Any], size: int, filler: int) -> Tensor:
 
 
 class _Batches(Dataset[tuple[MicroBatch, Position]]):
-    """The dataset of the data loader's workers, which collate planned steps."""
+    """A dataset for the data loader, whose items are collated from planned steps."""
 
     def __init__(self, collate: Collate) -> None:
         self._collate = collate
@@ -227,7 +227,7 @@ def load_steps(
         num_workers=num_workers,
         prefetch_factor=4 if num_workers else None,
         worker_init_fn=_ignore_stop_signals if num_workers else None,
-        # Forked workers share the memory-mapped corpus; other start methods would copy it.
+        # Forked workers share the memory-mapped corpus. Other start methods would copy it.
         multiprocessing_context="fork" if num_workers else None,
     )
     batches = iter(loader)

@@ -136,7 +136,7 @@ def _is_visible_file(file: Path, folder: Path) -> bool:
 
 @contextmanager
 def _corpus_errors() -> Iterator[None]:
-    """Convert errors from reading a file to CorpusError, in a `with` statement."""
+    """Convert errors from reading a file in a `with` block to CorpusError."""
     try:
         yield
     except (AlbertServeError, OSError) as error:

@@ -34,7 +34,7 @@ _NAME: Final = re.compile(r'"?\w[\w.# -]{,40}"?')
 _WIKI: Final = re.compile(r'\s*<doc id="')
 _WIKI_TITLE: Final = re.compile(r'<doc id=.* title="(.*?)"')
 
-# Texts, each with the number of bytes in the file up to the text's end.
+# Texts, each with the number of the file's bytes up to the end of the text.
 _Read: TypeAlias = Iterator[tuple[str, int]]
 # Function from (location for messages, all columns, columns of texts) to the documents' column.
 _FindColumn: TypeAlias = Callable[[str, Sequence[str], Sequence[str]], str]

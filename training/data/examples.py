@@ -24,7 +24,7 @@ Pairs = Literal["pairs"]
 IGNORED: Final = -100  # torch's losses skip this target by default (ignore_index)
 # Minimum number of tokens in a pair: three special tokens and a few from each segment.
 MIN_LENGTH: Final = 8
-# With `single_sentences`, shorter sentences (in tokens) are skipped: most of them are headings.
+# With `single_sentences`, sentences with fewer tokens are skipped: most of them are headings.
 _MIN_SENTENCE: Final = 8
 # Maximum ratio of the lengths of two single sentences, so that lengths do not reveal the order.
 _MAX_LENGTH_RATIO: Final = 1.2

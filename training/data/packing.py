@@ -115,7 +115,7 @@ class Plan:
             yield from map(window.row, range(window.num_rows))
 
     def _windows(self, start: Position) -> Iterator[tuple[Position, _Window]]:
-        """Yield each window and its position; the next window is built in the background."""
+        """Yield each window and its position, and build the next window in the background."""
         positions = self._window_positions(start)
         with ThreadPoolExecutor(1, thread_name_prefix="windows") as pool:
             future = pool.submit(self._window, *next(positions))

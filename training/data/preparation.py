@@ -70,7 +70,7 @@ def prepare(
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Create a folder, and lock it against other processes, in a `with` statement."""
+    """Create a folder, and lock it against other processes during a `with` block."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Locking the folder itself avoids a lock file in it.

@@ -2,10 +2,10 @@
 
 A folder contains parts, `part-00000/` and so on. Each part has three memory-mapped arrays:
 
-- `tokens.npy`: uint16, or int32 if the vocabulary has more than 65,536 tokens; the tokens of all
-  documents in order, without special tokens
-- `sentences.npy`: int64, index of each sentence's first token in the part, and the last one's end
-- `documents.npy`: int64, index of each document's first sentence, and the last document's end
+- `tokens.npy`: token ids of all documents in order, without special tokens, as uint16, or as int32
+  if the vocabulary has more than 65,536 tokens
+- `sentences.npy`: int64 index of each sentence's first token, and the last sentence's end
+- `documents.npy`: int64 index of each document's first sentence, and the last document's end
 
 `shards.json` lists the parts with their sizes. `albert-serve prepare` writes it last, so a folder
 with this file is complete. Until then, `partial.json` contains the list.

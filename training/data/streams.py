@@ -120,7 +120,7 @@ class ExampleStream(Generic[_ExampleT]):
 
     Attributes:
         row_length: maximum number of tokens in a row.
-        division: division of a step's examples; `step` returns this process' micro-batches.
+        division: division of a step's examples among processes and micro-batches.
     """
 
     task: Task

@@ -155,7 +155,7 @@ class PretrainConfig(
     _CorpusOptions,
     title="recipe",
 ):
-    """Configuration of a pretraining run; the fields are the command's flags."""
+    """Configuration of a pretraining run. Its fields are the command's flags."""
 
     recipe: RecipeName = flag(
         "recipe: the paper's, or one for a few hours on a small machine (default: small)", "small"
@@ -193,7 +193,7 @@ class Start:
 
 @contextmanager
 def open_start(config: PretrainConfig) -> Iterator[Start]:
-    """Open the checkpoint of `--initialize-from`, in a `with` statement.
+    """Open the checkpoint of `--initialize-from` during a `with` block.
 
     The checkpoint's tokenizer is the default.
     """

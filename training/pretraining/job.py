@@ -219,7 +219,7 @@ def _open_shards(
 
 
 def _train(job: PretrainingJob, record: Mapping[str, Any]) -> TrainedRun:
-    """Train a job's run; `record` is the content of `run.json`."""
+    """Train a job's run, with `record` as the content of `run.json`."""
     config, recipe, world, run = job.config, job.recipe, job.world, job.build()
     sentence_task = "sop" if recipe.order_share else recipe.sentence_task
     trained = train_run(

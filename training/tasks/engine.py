@@ -109,7 +109,7 @@ class HeldOutItems:
     def answer(
         self, model: AlbertForTasks, part: slice, *, should_stop: Callable[[], bool]
     ) -> list[Any] | None:
-        """Answer a part of the items; return None if `should_stop` is true between two batches."""
+        """Answer a part of the items, or return None if `should_stop` is true between batches."""
         items, engine, answers = self.items[part], TorchEngine(model), list[Any]()
         for begin in range(0, len(items), _ANSWER_BATCH_SIZE):
             if should_stop():

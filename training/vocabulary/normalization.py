@@ -16,10 +16,10 @@ from typing import Final
 
 from tokenizers import Regex, normalizers
 
-# Python's split() treats these characters as white space; `tokenizers` does not.
+# Python's split() treats these characters as white space, but `tokenizers` does not.
 _SPACES: Final = r"[\x0b\x1c-\x1f\x85]"
-# Python's lower() converts a sigma at the end of a word to ς; `tokenizers` does not. A word may
-# contain marks, apostrophes and similar characters.
+# Python's lower() converts a sigma at the end of a word to ς, but `tokenizers` does not. A word
+# may contain marks, apostrophes and similar characters.
 _CASED: Final = r"[\p{Lu}\p{Ll}\p{Lt}]"
 _INNER: Final = r"[\p{Mn}\p{Me}\p{Cf}\p{Lm}\p{Sk}.:'‘’·\u0387\u2024\u2027]"
 _WORD: Final = "|".join(_CASED + _INNER * number for number in range(3))

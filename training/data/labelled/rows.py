@@ -22,7 +22,7 @@ _ReadT = TypeVar("_ReadT")
 
 @contextmanager
 def collecting(errors: list[str], *kinds: type[TrainingError]) -> Iterator[None]:
-    """Append data errors to a list, which `raise_listed` raises later, in a `with` statement.
+    """Append the data errors of a `with` block to a list, which `raise_listed` raises later.
 
     Args:
         kinds: types of errors to append, in addition to CorpusError.

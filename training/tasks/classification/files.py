@@ -155,7 +155,7 @@ def _many_numbers(rows: Sequence[_Row]) -> list[str]:
 def _scored(
     rows: Mapping[str, list[_Row]], scale: Scale, errors: list[str]
 ) -> dict[str, list[LabelledText]]:
-    """Return the texts of each split with their scores; append errors to the list.
+    """Return the texts of each split with their scores, and append errors to the list.
 
     Rows with a score of -1 are omitted if no other score is negative: in STS-B, -1 means missing.
     """
@@ -204,7 +204,7 @@ def _classified(
     errors: list[str],
     problem: ProblemType,
 ) -> LabelledSplits:
-    """Return the texts of each split with their label indices; append errors to the list."""
+    """Return the texts of each split with their label indices, and append errors to the list."""
     first, *other_splits = rows
     labels = _all_labels(rows[first])
     classes = next((row.classes for row in rows[first] if row.classes), ())

@@ -60,7 +60,7 @@ class ClassificationConfig:
         name: name of the classifier in the run's options, or None for the default classifier.
         files: files of labelled texts.
         validation: files of held-out texts.
-        validation_split: fraction of `files` that is held out; 0 for no split.
+        validation_split: fraction of the texts in `files` that is held out, or 0 for no split.
         task: GLUE task that determines columns and labels, or None for the user's own files.
         problem: type of the labels, or None for one label per text that does not look like a score.
         labels: names of the labels 0, 1, ..., or empty if the files determine them.
@@ -229,7 +229,7 @@ def classification_loss(
     """Return the cross-entropy of one label per text.
 
     Args:
-        class_weights: (K,) factors of the labels' losses; ignored for held-out texts.
+        class_weights: (K,) factors of the labels' losses. They are ignored for held-out texts.
     """
     logits_CK = logits(model, batch).float()
     result = cross_entropy(logits_CK, batch.targets, len(batch.targets))

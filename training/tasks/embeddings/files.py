@@ -54,9 +54,9 @@ def read_similar(
 ) -> list[SimilarTexts]:
     """Read the texts of CSV, TSV, JSONL or Parquet files.
 
-    The default names of columns are `anchor`, `positive` and `negative`; `sentence1`, `sentence2`
-    and `score`; or `query` and `answer`; in any case. If the first row of a CSV or TSV file has no
-    such name, it is not a header. The columns are then two texts and an optional score or third
+    By default, the columns are (`anchor`, `positive`, `negative`), (`sentence1`, `sentence2`,
+    `score`) or (`query`, `answer`), in any case. If the first row of a CSV or TSV file has no such
+    name, the file has no header. The columns are then two texts and an optional score or third
     text, or the columns of the STS benchmark.
 
     Args:

@@ -117,7 +117,7 @@ def _tokenised(
 def _examples(
     texts: Sequence[SimilarTexts], tokenised: Iterator[TokenisedExample]
 ) -> Iterator[VectorExample]:
-    """Yield the examples. `tokenised` has the texts of all examples, one after the other."""
+    """Yield the examples. `tokenised` yields the tokens of their texts, in order."""
     for text in texts:
         yield VectorExample(
             texts=tuple(next(tokenised) for _ in text.texts), target=text.score or 0.0

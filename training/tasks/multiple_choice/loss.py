@@ -46,7 +46,7 @@ class ChoiceBatch(ExampleBatch):
     """A micro-batch with one prediction for each question.
 
     Attributes:
-        num_choices: (Q,) number of choices of each question; `firsts` and `sizes` are (C,).
+        num_choices: (Q,) number of choices of each question. `firsts` and `sizes` are (C,).
         targets: (Q,) index of the right choice.
     """
 

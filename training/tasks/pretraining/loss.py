@@ -37,7 +37,7 @@ class PretrainingConfig:
         files: files of plain text.
         tokenizer_file: `tokenizer.json` that tokenises the text.
         shards: folder for the tokenised text.
-        sentence_task: sentence task of the masked rows; ignored if `has_pairs`.
+        sentence_task: sentence task of the masked rows. If `has_pairs` is true, it is ignored.
         mask_rate: fraction of the tokens that are masked.
         short_rate: fraction of the documents that are cut into shorter examples.
         has_pairs: whether separate steps train sentence order on pairs in both orders.

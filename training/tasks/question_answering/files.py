@@ -25,7 +25,7 @@ class Question:
     """A question on a context.
 
     Attributes:
-        answers: correct answers; empty if the context does not answer the question.
+        answers: correct answers, or empty if the context does not answer the question.
         start: character offset of the first answer in the context, according to the file, or None
             without an answer.
         location: file and id, for messages.
@@ -263,8 +263,8 @@ def span_examples(
 ) -> Iterator[TokenisedExample]:
     """Yield the windows of one question: [CLS] question [SEP] part of the context [SEP].
 
-    The targets are the positions of the answer's first and last token; both are 0, the [CLS], if a
-    window does not contain the answer.
+    The targets are the positions of the answer's first and last token. Both are 0, the [CLS], if
+    the window does not contain the answer.
 
     Args:
         question: question whose answer is at its offset (`locate_answers`).

@@ -43,7 +43,7 @@ class TokenConfig:
     Attributes:
         files: files of texts with entities.
         validation: files of held-out texts.
-        validation_split: fraction of `files` that is held out; 0 for no split.
+        validation_split: fraction of the texts in `files` that is held out, or 0 for no split.
         metric: metric that selects the best checkpoint, or None for the entities' F1.
     """
 
