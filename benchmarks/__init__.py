@@ -1,1 +1,1 @@
-"""Measurements of this package, alone and against others."""
+"""Measurements of this package, alone and compared with other software."""

@@ -31,7 +31,7 @@ _MAX_CELL_LENGTH: Final = 300
 
 
 def model_card(manifest: Manifest, name: str) -> str:
-    """Return the card: labels, metrics on held-out data, and the quality that precision costs.
+    """Return the card: labels, metrics on held-out data, and the quality lost to lower precision.
 
     The metrics are also in the `model-index`, by which the Hub shows and compares models.
 

@@ -1,4 +1,4 @@
-"""Configuration of an export, with fields named after the options, and its error."""
+"""Configuration of an export, whose fields are the command's options, and the export error."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ _NUM_TEXTS: Final = 100
 _MAX_TOKENS: Final = 64
 _MASK_STEP: Final = 8
 _NUM_QUESTION_WORDS: Final = 8
-# On unusual texts, int8 differs by 0.1 with 77 labels. With wrong scales, it differs by 0.3 to 1.
+# Maximum mean difference of the probabilities. On unusual texts, int8 differs by 0.1 with 77
+# labels. With wrong scales, it differs by 0.3 to 1.
 MAX_DIFFERENCE: Final = 0.2
 _SIGNIFICANCE_LEVEL: Final = 0.01
 _ROUNDING: Final = 1e-9

@@ -39,8 +39,8 @@ _BATCHES: Final = ((1, 2, 3, 8, 21), (33, 33))
 # Number of rows that a head reads: half from the start of a batch and half from its end.
 _NUM_ROWS: Final = 32
 # Fractions of the largest value. fp16 rounds to 0.05 %, bf16 to 0.4 %, and errors add up over the
-# layers. A trained model of four layers differed by 0.002 and 0.02, and random weights, which
-# amplify errors, by 0.034 and 0.071. A wrong graph differs by about 1.
+# layers. A trained model of four layers differed by 0.002 in fp16 and 0.02 in bf16. Random weights
+# amplify errors: they differed by 0.034 and 0.071. A wrong graph differs by about 1.
 MAX_CUDA_DIFFERENCES: Final[Mapping[Compute, float]] = {"fp32": 1e-4, "fp16": 0.06, "bf16": 0.3}
 
 _Floats = NDArray[np.float32]
@@ -74,7 +74,7 @@ def measure_cuda_parity(
     for head, entry in heads.items():
         cuda_head = (folder / entry.graph).with_suffix(CUDA_SUFFIX)
         files[head] = cuda_head if cuda_head.exists() else folder / entry.graph
-    emulated = folder / ".emulated.onnx"  # it refers to the weights of this folder
+    emulated = folder / ".emulated.onnx"  # in the folder of the weights that it refers to
     graph = onnx.load(folder / CUDA_ENCODER_FILE, load_external_data=False)
     onnx.save(emulate_rounding(graph, version), emulated)
     try:

@@ -32,7 +32,7 @@ _SEP_ID: Final = 3
 
 
 class Player(Protocol):
-    """An open classifier."""
+    """A contestant whose model is open."""
 
     def process(self, texts: Sequence[str], batch_size: int) -> list[list[float]]:
         """Return the probabilities of each text, tokenisation included."""

@@ -13,7 +13,7 @@ from benchmarks.engine.contestants import BASELINE, CONTESTANTS, TEXTS, Contesta
 from benchmarks.harness.page import bullets, table
 
 _MEGA: Final = 1e6
-# Each of these contestants is compared with all contestants.
+# The tables compare each of these contestants with all contestants.
 _COMPARED: Final = tuple(
     CONTESTANTS[key].name for key in (BASELINE, "ours-fp32", "ours-int8", "ours-fp16")
 )
@@ -25,7 +25,7 @@ class EngineResult:
 
     Attributes:
         turns: turns of each round by case, or empty if the contestant failed.
-        load_s: seconds to open the model from its files, without the time of imports.
+        load_s: seconds to open the model from its files, not counting imports.
         failure: error message if the contestant failed.
     """
 

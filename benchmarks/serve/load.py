@@ -1,4 +1,4 @@
-"""A load generator: many connections of raw HTTP on one event loop, in its own process.
+"""A load generator, which sends raw HTTP over many connections from its own process.
 
 A client library would use more of the CPU that the service is measured on.
 """
@@ -25,8 +25,8 @@ class LoadPlan:
 
     Attributes:
         requests: complete HTTP requests, which are sent in this order in each pass.
-        duration_s: seconds during which new passes begin. Each pass is completed, so
-            every run has the same mix.
+        duration_s: seconds during which passes over the requests begin. Each pass is completed,
+            so every run has the same mix of requests.
     """
 
     port: int

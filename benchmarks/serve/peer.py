@@ -23,7 +23,7 @@ from transformers import pipeline
 _CHECKPOINT = os.environ["PEER_CHECKPOINT"]
 _TASKS = ("text-classification", "fill-mask")
 _MAX_BATCH_SIZE = 32
-# No request waits so long. If one did, BentoML would answer it with status 503.
+# Longer than any request waits. After this latency, BentoML answers with status 503.
 _MAX_LATENCY_MS = 300_000
 _TIMEOUT_S = 600
 

@@ -70,7 +70,7 @@ class ServedModel:
     """A service that `bentoml serve` runs.
 
     Attributes:
-        target: the service, as MODULE:NAME.
+        target: import path of the service, as MODULE:NAME.
         environment: environment variables with its settings.
         call: function that returns the path and the body of an item's request.
     """

@@ -35,7 +35,7 @@ HfRow: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainingCase:
-    """One model at one length, and its data.
+    """One model at one sequence length, and its data.
 
     Attributes:
         num_rows: number of rows per step of this package.

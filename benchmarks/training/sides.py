@@ -29,7 +29,7 @@ _KEEPS_MEMORY: Final = {
     "THP_MEM_ALLOC_ENABLE": "1",
 }
 _NUM_WARM_UP_STEPS: Final = 3
-# Progress that is reported for every step: between warm-up and decay, at the full learning rate.
+# Every step is given this progress, between warm-up and decay, so it has the full learning rate.
 _DONE: Final = 0.5
 _BYTES_PER_KIB: Final = 1024
 
@@ -51,7 +51,7 @@ class HfSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerJob:
-    """The training of a process that takes turns.
+    """The training in one of the processes that take turns.
 
     Attributes:
         hf: settings of `transformers`, or None if this package trains.
@@ -66,7 +66,7 @@ class TrainerJob:
 
     @property
     def name(self) -> str:
-        """The side and its settings."""
+        """The name of the side, with its settings."""
         if self.hf is None:
             return "ours"
         memory = ", memory kept" if self.hf.keeps_memory else ""
@@ -74,7 +74,7 @@ class TrainerJob:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of the process."""
+        """Environment variables of the process."""
         memory = _KEEPS_MEMORY if self.hf is not None and self.hf.keeps_memory else {}
         threads = {"OMP_NUM_THREADS": str(self.num_threads), "TOKENIZERS_PARALLELISM": "false"}
         return {**threads, **memory}
@@ -193,7 +193,7 @@ def _train_hf(connection: Connection, job: TrainerJob, settings: HfSettings) -> 
     import transformers  # imported here, so that our own process does not load it
 
     class CountingTrainer(transformers.Trainer):
-        """A `Trainer` that counts real tokens on the device, so that it need not wait for it."""
+        """A `Trainer` that counts real tokens on the device, so it need not wait for them."""
 
         num_tokens: int | Tensor = 0
 

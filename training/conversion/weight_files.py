@@ -38,7 +38,7 @@ _FILES: Final = (WEIGHTS_FILE, _PICKLE_FILE)
 _MAX_INDEX_BYTES: Final = 16 << 20
 # Old versions stored these buffers, which are not weights.
 _BUFFER: Final = re.compile(r"(^|\.)(position_ids|token_type_ids)$")
-# Suffixes of norms in weights that were converted from TensorFlow, and current suffixes.
+# Current suffixes of norms, by their suffixes in checkpoints converted from TensorFlow.
 _NORM: Final = {".gamma": ".weight", ".beta": ".bias"}
 _DECODER: Final = "predictions.decoder."
 # DataParallel, torch.compile and wrapping modules, such as Lightning's, add these prefixes.
@@ -66,7 +66,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def is_current(name: str) -> bool:
-    """Return whether a name is current, not an old version's."""
+    """Return whether a weight's name is current, and not an old version's."""
     return not (
         _BUFFER.search(name)
         or name.endswith(tuple(_NORM))

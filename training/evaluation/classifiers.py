@@ -151,7 +151,7 @@ def task_metrics(
 
 
 def _outputs_of(task: GlueTask, names: Sequence[str]) -> list[int]:
-    """Return the model's output index of each of the task's labels, or the one of a regression.
+    """Return the model's output index for each label of the task, or for a regression's score.
 
     If the model's labels have no names, they are in the task's order.
     """

@@ -27,7 +27,7 @@ class EvaluateConfig(LabelledTexts, ChoiceFiles, title="evaluation"):
         heads: data of the named classifiers.
 
     Raises:
-        EvaluationError: there is no data, or `predictions` may mean those of texts or questions.
+        EvaluationError: there is no data, or `predictions` lacks data of either texts or questions.
     """
 
     checkpoint: str

@@ -35,7 +35,7 @@ from training.options.values import Count, Fraction, Positive, Seed, Share
 from training.tasks.question_answering.files import read_squad
 
 _PAIR_OPTIONS: Final = ("order_share", "order_length", "order_sentences", "order_short_rate")
-# Each option requires one of these kinds of data.
+# Kinds of data by option. Each option requires one of its kinds.
 _REQUIRES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "head_only": ("text_classification", "task", "heads"),
@@ -44,7 +44,7 @@ _REQUIRES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         **dict.fromkeys(TEXT_OPTIONS, ("text_classification", "multiple_choice", "task")),
     }
 )
-# Each option excludes these options. A checkpoint has only one head named `classifier`.
+# Excluded options by option. A checkpoint can have only one head named `classifier`.
 _EXCLUDES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "multiple_choice": ("text_classification", "heads", *LABEL_OPTIONS),
@@ -263,7 +263,7 @@ class FinetuneConfig(
     def check_files(self) -> None:
         """Find the files of all classifiers, and check that the validation fits them.
 
-        All errors are listed.
+        The error lists all faults.
         """
         errors: list[str] = []
         for head in self.classifiers:

@@ -29,7 +29,7 @@ from training.tasks.classification.loss import Classification
 _STEPS: Final = 1500
 _MIN_EPOCHS: Final = 3
 _MAX_EPOCHS: Final = 20
-# Default for several tasks, which have no common epoch: steps between validations.
+# Default number of steps between validations of several tasks, which have no common epoch.
 _VALIDATE_EVERY: Final = 500
 # A run without an end stops after this number of validations without improvement.
 _PATIENCE: Final = 5

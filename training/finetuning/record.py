@@ -98,7 +98,7 @@ def export_command(config: FinetuneConfig) -> str | None:
 
 
 def _options_of(head: ClassifierConfig) -> list[str]:
-    """Return the options of the validation files of a classifier, as export takes them."""
+    """Return export's options for the validation files of a classifier."""
     options: dict[str, Any]
     if head.task is not None:
         options = {"task": head.task, "data": head.task_folder}

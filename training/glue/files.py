@@ -44,7 +44,7 @@ def _dev(task: GlueTask) -> dict[str, tuple[str, ...]]:
 def training_files(task: GlueTask, folder: Path) -> TrainingFiles:
     """Find the files of a task in a folder.
 
-    Validation uses `val.tsv` if it exists, otherwise the first official held-out split.
+    Validation uses `val.tsv` if it exists, or else the first official held-out split.
     """
     train = find_first(folder, (*task.train, _HUB_TRAIN))
     first = next(iter(task.dev))

@@ -38,7 +38,7 @@ class GlueTask:
 
     Attributes:
         title: name in tables of the literature.
-        columns: columns of the task's files, for official files and those on the Hub.
+        columns: columns of the task's files, which may be the official ones or the Hub's.
         labels: names of the labels 0, 1, and so on, which the files contain by name or number.
             Empty for a regression.
         scale: range of a regression's scores.
@@ -46,7 +46,7 @@ class GlueTask:
         train: patterns of the training files' names. The first pattern with a file is used.
         dev: patterns of the file names of each held-out split.
         test: patterns of the file names of each split without labels.
-        submitted: kind of the labels in the files for GLUE's server.
+        submitted: whether the files for GLUE's server contain label names or numbers.
     """
 
     title: str

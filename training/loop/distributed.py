@@ -31,7 +31,7 @@ from training.errors import REPORTED, TrainingError
 _ValueT = TypeVar("_ValueT")
 # Timeout of collectives in training. It must exceed an evaluation, for which other processes wait.
 _TIMEOUT = timedelta(minutes=30)
-# Timeout while the processes wait, over gloo even with GPUs, until the main one tokenised a corpus.
+# Timeout while processes wait (over gloo, even with GPUs) for the main one to tokenise a corpus.
 _SETUP_TIMEOUT = timedelta(days=7)
 # References that keep process groups until this process ends. When a run fails, DDP drops its own
 # reference. Freeing the group would then block the interpreter while it waits for gloo's thread,

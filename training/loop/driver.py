@@ -32,8 +32,8 @@ class TrainedRun:
     """A run that has ended or was stopped.
 
     Attributes:
-        status: exit status: 0 for a complete run, otherwise 128 + the signal's number.
-        checkpoint: folder of the newest checkpoint, a link in the run's folder.
+        status: exit status, which is 0 for a complete run, or else 128 + the signal's number.
+        checkpoint: link in the run's folder to the newest checkpoint.
         num_steps: number of steps so far.
         selection: best validation, whose checkpoint is linked as `best`, or None if the run does
             not validate.

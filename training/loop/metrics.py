@@ -107,7 +107,7 @@ class Meter:
     def metrics(self, world: World) -> dict[str, float]:
         """Return losses and accuracies by task, gradient norm, learning-rate factor and throughput.
 
-        All processes must call it.
+        All processes must call this method.
         """
         metrics: dict[str, float] = {}
         for task, tally in self._tallies.items():

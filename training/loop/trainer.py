@@ -58,7 +58,7 @@ class Saver:
     temperatures: Mapping[Task, float] = field(default_factory=dict)
     _saved_at: float = field(default_factory=time.monotonic)
     _lock: FileLock | None = None
-    _validated_step: int = 0  # last validation when the last checkpoint was written
+    _validated_step: int = 0  # step of the last validation before the last checkpoint
 
     @property
     def is_due(self) -> bool:
@@ -179,7 +179,7 @@ class Trainer:
             keep_freed_memory()
         run.objective.train()
         run.progress.start_clock()
-        # A scheduler may signal torchrun and its processes, which get torchrun's signal, too.
+        # Processes may get a signal twice: from a scheduler, and from torchrun, which forwards it.
         echo_s = _ECHO_S if run.world.size > 1 else 0.0
         try:
             with (
@@ -270,7 +270,7 @@ class Trainer:
         self.saver.save(self.run)
 
     def _decide(self, stop: StopFlag) -> _Decision:
-        """Decide from the main process' clock and any process' signal."""
+        """Decide the next action by the main process' clock and any process' signal."""
         run = self.run
         done, saves = run.progress.done, self.saver.is_due
         if run.world.size == 1:

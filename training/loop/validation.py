@@ -68,7 +68,7 @@ class Validation:
         return {"loss": tally.loss, "accuracy": tally.accuracy}
 
     def selection_metrics(self, by_task: Mapping[Task, Mapping[str, float]]) -> Mapping[str, float]:
-        """Return the metrics that select the best checkpoint: the first task's, or their mean."""
+        """Return the metrics that select the best checkpoint: the first task's, or `HEADS_MEAN`."""
         if not self.selecting_metrics:
             return next(iter(by_task.values()))
         values = (by_task[task][name] for task, name in self.selecting_metrics.items())
@@ -121,7 +121,7 @@ def validate(
 ) -> dict[Task, dict[str, float]] | None:
     """Return the metrics of each task, the same in all processes, or None if it was interrupted.
 
-    All processes must call it. Each of N processes validates every N-th batch.
+    All processes must call this function. Each of N processes validates every N-th batch.
 
     Args:
         should_stop: function that interrupts the validation of a single process. Several

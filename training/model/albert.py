@@ -166,7 +166,7 @@ def _layer(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
-    """Sequence packing: several sequences in each row, none across rows.
+    """Sequence packing: several sequences in each row, none of which spans two rows.
 
     Attributes:
         positions: position of each token in its sequence, (B, S) int64.
@@ -275,7 +275,7 @@ def attend(
 ) -> Tensor:
     """Return scaled dot-product attention within the attention mask, (B, S, N, D).
 
-    Dropout sets attention weights to 0 in training; the variable-length kernel ignores it.
+    In training, dropout sets attention weights to 0, except in the variable-length kernel.
     """
     if isinstance(mask, CumulativeLengths):
         return _attend_varlen(query_BSND, key_BSND, value_BSND, mask)

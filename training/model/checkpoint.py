@@ -44,7 +44,7 @@ _NAMED_BIAS: Final = re.compile(rf"heads\.({HEAD_NAME})\.classifier\.bias").full
 _ORDER_HEAD: Final = f"{HF_NAMES['heads.sentence-order.output']}."
 _POOLER: Final = "albert.pooler.weight"
 _POOLER_BIAS: Final = "albert.pooler.bias"
-_NO_LOGIT: Final = -1e4  # finite in fp16, too
+_NO_LOGIT: Final = -1e4  # gives a probability of 0, and is finite in fp16
 _TIED: Final = ("predictions.decoder.weight", "predictions.decoder.bias")
 # The `transformers` class that reads a task's head. Fill-mask with sentence order has its own.
 _ARCHITECTURES: Final[dict[Task, str]] = {
@@ -60,7 +60,7 @@ _SUPPORTED_ARCHITECTURES: Final = frozenset(
 )
 # Key of `config.json` with which `transformers` rejects a model.
 UNSUPPORTED_KEY: Final = "attn_implementation"
-# Key for the divisor of a classifier's logits before the softmax or sigmoid.
+# Key of the number by which a classifier's logits are divided before the softmax or sigmoid.
 TEMPERATURE_KEY: Final = "albert_temperature"
 _MAX_CONFIG_BYTES: Final = 16 << 20
 _TOKENIZER_FILES: Final = ("tokenizer.json", "spiece.model", "vocab.txt")

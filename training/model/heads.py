@@ -47,7 +47,7 @@ NAMED_CLASSIFIER: Final[tuple[Task, ...]] = (
 
 
 class FillMaskHead(nn.Module):
-    """Dense, activation, norm and the tied word embeddings: logits over the vocabulary."""
+    """Linear map, activation, norm and the tied word embeddings, for vocabulary logits."""
 
     def __init__(self, config: AlbertConfig, word: nn.Embedding) -> None:
         super().__init__()
@@ -76,9 +76,9 @@ class _Pooler(nn.Module):
 
 
 class PooledHead(nn.Module):
-    """Pooler, dropout, linear: for sentence order, classification and multiple choice.
+    """Pooler, dropout and linear map, for sentence order, classification and multiple choice.
 
-    Sentence order has no dropout, as in the original (`get_sentence_order_output`).
+    Sentence order has no dropout, as in the original code (`get_sentence_order_output`).
     """
 
     def __init__(self, pooler: _Pooler, hidden_size: int, num_outputs: int, dropout: float) -> None:
@@ -94,9 +94,9 @@ class PooledHead(nn.Module):
 
 
 class _TokenHead(nn.Module):
-    """Dropout, linear: logits of every token's label, or of an answer's start and end.
+    """Dropout and linear map, for every token's label, or for an answer's start and end.
 
-    Question answering has no dropout, as in the original.
+    Question answering has no dropout, as in the original code.
     """
 
     def __init__(self, hidden_size: int, num_outputs: int, dropout: float = 0.0) -> None:

@@ -32,7 +32,7 @@ HF_NAMES: Final[dict[str, str]] = {
     "pooler.dense": "albert.pooler",
     "heads.fill-mask.dense": "predictions.dense",
     "heads.fill-mask.norm": "predictions.LayerNorm",
-    "heads.fill-mask.decoder": "predictions",  # only .bias: its weight is tied
+    "heads.fill-mask.decoder": "predictions",  # only its bias, because its weight is tied
     "heads.sentence-order.output": "sop_classifier.classifier",
     "heads.text-classification.output": "classifier",
     "heads.multiple-choice.output": "classifier",

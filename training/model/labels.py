@@ -38,7 +38,7 @@ def default_name(hf: Mapping[str, Any]) -> str | None:
 
 
 def find_head(hf: Mapping[str, Any], heads: Iterable[Task], name: str) -> Task:
-    """Return the head of the classifier with a name."""
+    """Return the head of the classifier with this name."""
     default = default_name(hf) or DEFAULT_HEAD
     by_name = {
         default if head == CLASSIFICATION else name_of(head): head

@@ -78,7 +78,7 @@ class Lamb(Optimizer):
         return ratios
 
     def _updates(self, params: list[Tensor], group: _Group) -> list[Tensor]:
-        """Update the moments; return the first divided by the root of the second."""
+        """Update the moments; return the first moment divided by the root of the second."""
         beta1, beta2 = group["betas"]
         grads = [p.grad for p in params if p.grad is not None]
         means = [self._moment(p, "exp_avg") for p in params]

@@ -1,4 +1,4 @@
-"""Options that the commands for runs share, and the option for a device."""
+"""Options that several training commands share, and the option for a device."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@
         budget: Duration | None = flag("training time, such as 25m or 2h")
 
 `batch_size` is the flag `--batch-size`, a tuple takes several values, and a bool is on or off. All
-values are checked, also in Python, and errors name the flags. In place of data files,
-Python may pass tables in memory (`training.options.tables`).
+values are checked, also in Python, and errors name the flags. In place of data files, Python may
+pass tables in memory (`training.options.tables`).
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _declaring(config: type[Options], name: str) -> type[Options]:
 
 
 def _kinds(config: type[Options]) -> dict[str, _Kind]:
-    """Return the kinds of values by the fields' names."""
+    """Return the kind of values of each field, by the field's name."""
     hints = get_type_hints(config, include_extras=True)
     return {option.name: _kind(hints[option.name]) for option in flags_of(config)}
 

@@ -1,7 +1,7 @@
 """Tables in memory in place of data files.
 
-Each table becomes a Parquet file in the cache folder, which is removed when the process ends. The
-file is named by a hash of its content, so that a resumed run recognises its data.
+Each table becomes a Parquet file in the cache folder until the process ends. The file is named by a
+hash of its content, so that a resumed run recognises its data.
 """
 
 from __future__ import annotations
