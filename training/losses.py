@@ -39,10 +39,7 @@ class LossSums:
 
 
 class Tally:
-    """Loss and accuracy of several batches, summed on the device until they are read.
-
-    Logits and targets of text classification are stored for its metrics.
-    """
+    """Loss and accuracy of several batches, summed on the device until they are read."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -114,8 +111,8 @@ def cross_entropy(logits_RK: Tensor, targets_R: Tensor, count: int | None = None
 def mark_dynamic(inputs: Iterable[Tensor | None], dimension: int = 0) -> None:
     """Have torch compile code for any size of a dimension, starting with the first batch.
 
-    By default, the first batch runs code for its own size, and later batches code for any size. The
-    two round sums differently, so results would depend on the step at which a run resumes.
+    By default, torch compiles code for the first batch's size, and later code for any size. The two
+    versions round sums differently, so results would depend on the step at which a run resumes.
     """
     for tensor in inputs:
         if tensor is not None:

@@ -1,9 +1,8 @@
 """N-gram masking of whole words (paper, section 4.1; create_pretraining_data.py of the original).
 
-Spans of 1 to 3 words are chosen until 15 % of the tokens are to be predicted. The probability of n
-words is proportional to 1/n. Of the chosen tokens, 80 % become [MASK], 10 % a random piece, and 10
-% stay. Unlike in the original, random pieces are never special tokens, and spans do not cross a
-[SEP].
+Spans of 1 to 3 words, n words with probability proportional to 1/n, are chosen until they contain
+15 % of the tokens. Of these tokens, 80 % become [MASK], 10 % a random piece, and 10 % stay. Unlike
+in the original, random pieces are never special tokens, and spans do not cross a [SEP].
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def pack(sizes: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     """Return the row number of each example (N,), with at most `length` tokens per row.
 
     The method is best fit decreasing: starting with the longest, each example goes into the row
-    that it leaves with the least room. Pools of some thousand examples are packed separately.
+    that it leaves with the least room. Pools of a few thousand examples are packed separately.
 
     Args:
         sizes: (N,) number of tokens in each example.

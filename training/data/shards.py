@@ -33,7 +33,7 @@ ARRAYS: Final = ("tokens", "sentences", "documents")
 SHARDS_FILE: Final = "shards.json"
 PARTIAL_FILE: Final = "partial.json"
 _TOKEN_DTYPES: Final = (np.uint16, np.int32)
-# Number of tokens to count together. bincount copies its input as int64, which takes memory.
+# Number of tokens to count at a time, because bincount copies its input as int64.
 _PIECE_TOKENS: Final = 1 << 22
 
 

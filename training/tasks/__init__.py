@@ -1,1 +1,1 @@
-"""Training tasks. The modules for a task's files, loss and metrics are in a folder of its own."""
+"""Training tasks, with a folder for the files, loss and metrics of each task."""

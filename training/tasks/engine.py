@@ -30,7 +30,7 @@ class EngineItem:
     """The model inputs of one item, such as a question.
 
     Attributes:
-        decode: function from the logits, an (R, K) array for each input, to predictions.
+        decode: function that returns predictions from logits, an (R, K) array for each input.
         targets: correct predictions, or None if unknown.
     """
 

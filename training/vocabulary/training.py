@@ -80,7 +80,7 @@ def _train_model(sentences: list[str], vocab_size: int) -> bytes:
     """Train a SentencePiece model and return its bytes. `sentences` is emptied to free memory."""
     if not sentences:
         raise VocabError("There is no sentence to train on. Add text, or increase --num-sentences.")
-    # With a file name, SentencePiece would store the name in the model, so it gets a writer.
+    # SentencePiece stores its output file's name in the model, so the output is a nameless buffer.
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

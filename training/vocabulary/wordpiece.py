@@ -21,7 +21,7 @@ def build_wordpiece(vocabulary: Path, settings: VocabularySettings) -> Tokenizer
     """Build the tokenizer of a WordPiece vocabulary.
 
     Args:
-        vocabulary: file with one piece per line. Its id is the number of the line, counted from 0.
+        vocabulary: file with one piece per line. A piece's id is its line number, counted from 0.
         settings: settings in `tokenizer_config.json` (`do_lower_case` is true by default).
     """
     from transformers import BertTokenizer  # Importing transformers is slow.

@@ -57,7 +57,7 @@ def read_records(
     delimiter: str | None = None,
     names_by_order: NamesByOrder | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows of a file, and append its errors.
+    """Yield the rows of a file, and append its errors to `errors`.
 
     The suffix gives the format: `.tsv`, `.csv`, `.jsonl`, `.ndjson` or `.json` (lines or an array),
     optionally with `.gz`, `.bz2`, `.xz` or `.zst`; `.parquet`; or `.arrow`, written by `datasets`.
@@ -99,7 +99,7 @@ def gather_rows(
 ) -> list[_ReadT]:
     """Return the rows of files, and print the number of omitted rows.
 
-    Files without rows are an error, unless they have other errors.
+    It is an error if the files have no rows, unless they have other errors.
 
     Args:
         read: function that yields the rows of a file, and appends its errors to `errors`.

@@ -123,8 +123,8 @@ class PretrainTargets(NamedTuple):
     def of(cls, model: AlbertForTasks, batch: PretrainBatch) -> PretrainTargets:
         """Return the positions that the model's heads read, and their targets.
 
-        If the batch has no sentence task, the task's head is not computed. Gradients of zero would
-        still decay the head's weights.
+        If the batch has no sentence task, the task's head is not computed. Otherwise, weight decay
+        would change the head, although its gradients are 0.
         """
         if "sentence-order" in model.tasks and "sentence-order" in batch.counts:
             return cls(batch.rows, batch.targets, batch.firsts, batch.labels)

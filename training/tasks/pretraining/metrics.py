@@ -114,10 +114,7 @@ def held_out(
 
 
 def unigram_entropy(shards: Shards, vocab_size: int) -> float:
-    """Return the entropy of the corpus' token frequencies, in nats.
-
-    This is the loss of a model that has learnt only these frequencies.
-    """
+    """Return the entropy of the corpus' token frequencies, in nats."""
     counts = shards.token_counts(vocab_size)
     frequencies = counts[counts > 0] / counts.sum()
     return float(-(frequencies * np.log(frequencies)).sum())

@@ -331,7 +331,7 @@ def words_of(windowed: WindowedText, text: TaggedText) -> list[range]:
 def word_tags(windowed: WindowedText, text: TaggedText) -> tuple[list[str], int]:
     """Return the BIO tag of each word, and the number of misaligned entities.
 
-    A misaligned entity begins or ends within a word. The words that begin in it get its tags.
+    A misaligned entity begins or ends within a word. Words that begin in the entity get its tags.
     """
     offsets = windowed.encoding.offsets
     bounds = text.words or [(offsets[word[0]][0], offsets[word[-1]][1]) for word in windowed.words]
