@@ -4,6 +4,6 @@ import os
 
 __version__ = "0.1.0.dev0"
 
-# Disables ONNX Runtime's telemetry, which it reads at import; to enable it,
-# set the variable to 0.
+# This disables ONNX Runtime's telemetry before ONNX Runtime is imported. To enable telemetry, set
+# the variable to 0.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

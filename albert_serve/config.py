@@ -45,7 +45,7 @@ _HF_DEFAULTS: Final[dict[str, Any]] = {
     "num_attention_heads": 64,
     "intermediate_size": 16384,
 }
-# Each layer has an entry in `AlbertConfig.layer_plan`.
+# The limit protects the memory, because each layer has an entry in `AlbertConfig.layer_plan`.
 _MAX_LAYERS: Final = 4096
 _HF_ACTIVATIONS: Final[dict[str, Activation]] = {
     "gelu_new": "gelu_tanh",
@@ -56,14 +56,14 @@ _HF_ACTIVATIONS: Final[dict[str, Activation]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlbertConfig:
-    """The sizes of one ALBERT; the defaults are the paper's base model (Table 1, v2 dropout).
+    """The sizes of an ALBERT, by default of the paper's base model (Table 1, v2 dropout).
 
     Attributes:
         embedding_size: E, independent of H (section 3.1, factorised embedding).
         num_layers: L, the number of times that groups of layers are applied.
         num_groups: G, the number of groups with distinct weights.
         num_inner_layers: number of distinct layers in a group.
-        sharing: part of a layer that the applications of a group share (section 3.1).
+        sharing: part of a layer whose weights all applications of a group share (section 3.1).
     """
 
     vocab_size: int = 30000
@@ -113,7 +113,7 @@ class AlbertConfig:
 
     @property
     def layer_plan(self) -> tuple[tuple[int, int], ...]:
-        """The indices of the attention and of the FFN of each layer, in order of application.
+        """The indices of each layer's attention and FFN, in order of application.
 
         Layer i uses group int(i / L * G), as in the original code and `transformers`. Equal indices
         mean that the weights are shared.
@@ -161,7 +161,7 @@ class AlbertConfig:
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any]) -> AlbertConfig:
-        """Read the keys of a Hugging Face `config.json`; unsupported keys are ignored."""
+        """Read the keys of a Hugging Face `config.json`, ignoring unsupported keys."""
         if hf.get("model_type", "albert") != "albert":
             raise ConfigError(f"model_type is {hf['model_type']!r}; only 'albert' is supported.")
         values = _HF_DEFAULTS | {key: value for key, value in hf.items() if value is not None}
@@ -169,9 +169,7 @@ class AlbertConfig:
         if "activation" in values_by_name:
             values_by_name["activation"] = _read_activation(values_by_name["activation"])
         if values_by_name.get("sharing") == "none":
-            values_by_name["num_groups"] = (
-                1  # for transformers, the file has a group for each layer
-            )
+            values_by_name["num_groups"] = 1  # the file has a group per layer for `transformers`
         return cls(**values_by_name)
 
 
@@ -209,10 +207,10 @@ def _read_activation(name: object) -> Activation:
 PRESETS: Final[dict[str, AlbertConfig]] = {
     "base": AlbertConfig(),
     "large": AlbertConfig(hidden_size=1024, num_layers=24, num_heads=16, ffn_size=4096),
-    # The released checkpoint has 16 heads of 128, not H/64 heads.
+    # The released checkpoint has 16 heads of size 128, not H/64 heads.
     "xlarge": AlbertConfig(hidden_size=2048, num_layers=24, num_heads=16, ffn_size=8192),
     "xxlarge": AlbertConfig(hidden_size=4096, num_layers=12, num_heads=64, ffn_size=16384),
-    # This model is not in the paper; a CPU pretrains it within hours.
+    # This model is not in the paper. A CPU pretrains it within hours.
     "small": AlbertConfig(
         hidden_size=256, num_layers=6, num_heads=4, ffn_size=1024, max_positions=128
     ),

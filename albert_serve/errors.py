@@ -71,7 +71,7 @@ def _path(keys: tuple[int | str, ...]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names for a message; if there are more than ten, the first three and the number."""
+    """Return names for a message, of which only three are listed if there are more than ten."""
     if len(names) <= _MAX_LISTED:
         return ", ".join(names)
     return f"{', '.join(names[:_NUM_LISTED])}, ... and {len(names) - _NUM_LISTED:,} more"
@@ -132,7 +132,7 @@ class RequestError(AlbertServeError):
 
     @property
     def input_index(self) -> int | None:
-        """The index of the rejected input in the caller's list; None if it was not a list."""
+        """The index of the rejected input in the caller's list, or None if there was no list."""
         match = _INPUT_INDEX.match(str(self))
         return None if match is None else int(match[1])
 
@@ -198,7 +198,7 @@ class TooMuchAtOnceError(InvalidInputError):
 
 
 class QueueFullError(RequestError):
-    """The service has too many requests; try again after `retry_after_s`."""
+    """The service has too many requests. Try again after `retry_after_s`."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
     error_type = "overloaded"
@@ -223,7 +223,7 @@ class DeadlineExceededError(RequestError):
 
 
 def request_error(status: int, message: str, error_type: str | None = None) -> RequestError:
-    """Return the error for a reply's status and type; `RequestError` for an unknown status."""
+    """Return the error for a reply's status and type, or `RequestError` for an unknown status."""
     candidates = [kind for kind in _request_errors(RequestError) if kind.status == status]
     matches = [kind for kind in candidates if kind.error_type == error_type]
     kind = (matches or candidates or [RequestError])[0]

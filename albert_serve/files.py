@@ -1,4 +1,4 @@
-"""Files: bounded reading, SHA-256, atomic replacement, synchronisation to disk, and their names."""
+"""Files: local names, bounded reading, SHA-256, atomic replacement, synchronisation to disk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-# A run's folder has these links; no model on the Hub has these names.
+# A training run's folder has links with these names, which no model on the Hub has.
 _LINKS: Final = ("best", "checkpoint")
 
 
 def local_path(name: str | os.PathLike[str]) -> Path | None:
-    """Return the path of a local model; None for a name on the Hugging Face Hub.
+    """Return the path of a local model, or None for a name on the Hugging Face Hub.
 
     A name is a path if it exists, if it begins with ".", "/" or "~" or ends in "/", or if its first
     part is a local folder. So a missing folder is not requested from the Hub, where anyone can
@@ -43,7 +43,7 @@ def sha256_of(file: Path) -> str:
 
 
 def write_atomically(file: Path, content: bytes) -> None:
-    """Write a file atomically: a reader sees the old content or the new, also after a crash."""
+    """Write a file atomically: a reader sees the old or the new content, even after a crash."""
     partial = partial_path(file)
     partial.write_bytes(content)
     put_in_place(partial, file)
@@ -64,9 +64,9 @@ def put_in_place(partial: Path, path: Path) -> None:
 def replace_folder(target: Path, *, mode: int = 0o755) -> Iterator[Path]:
     """Create a folder next to `target` that replaces it at the end of the block.
 
-    Its files are on disk before it gets the name. After an error, the folder is removed, and
-    `target` is unchanged. A killed process leaves the folder as
-    `.NAME.*.partial`, and between the two renames, the old content as `.NAME.*.old`.
+    The files are on disk before the folder gets its name. After an error, the folder is removed,
+    and `target` is unchanged. A killed process leaves the folder as `.NAME.*.partial`, and between
+    the two renames, the old content as `.NAME.*.old`.
     """
     target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -98,12 +98,12 @@ def sync(path: Path) -> None:
 
 
 def read_small_file(file: Path, max_bytes: int) -> bytes:
-    """Return the content of a regular file; pipes and devices are errors.
+    """Return the content of a regular file. Pipes and devices are errors.
 
     Raises:
         OSError: the file cannot be read, is not regular, or has more than `max_bytes`.
     """
-    # Otherwise, opening a pipe would wait for its writer.
+    # Without O_NONBLOCK, opening a pipe would wait for its writer.
     descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -25,7 +25,7 @@ from albert_serve.errors import HubError
 
 # The repositories whose download this process has announced.
 _announced: Final[set[str]] = set()
-# Matches names that the Hub allows, but no absolute path, and no path that begins with a dot.
+# This matches names that the Hub allows, but no absolute path or path that begins with a dot.
 _REPO_ID: Final = re.compile(r"(\w[\w.-]{0,95}/)?\w[\w.-]{0,95}", re.ASCII)
 
 
@@ -35,7 +35,7 @@ class HubModel:
 
     Attributes:
         repo_id: owner and name, such as "albert/albert-base-v2".
-        revision: branch, tag or commit; None for the main branch.
+        revision: branch, tag or commit, or None for the main branch.
         repo_type: type of the repository.
     """
 
@@ -45,7 +45,7 @@ class HubModel:
 
     @classmethod
     def parse(cls, text: str) -> HubModel | None:
-        """Parse `id` or `id@revision`; None if the text cannot be a model's id."""
+        """Parse `id` or `id@revision`, or return None if the text cannot be a model's id."""
         repo_id, _, revision = text.partition("@")
         if not _REPO_ID.fullmatch(repo_id):
             return None
@@ -56,9 +56,9 @@ class HubModel:
 
 
 def download(model: HubModel, patterns: Sequence[str]) -> Path:
-    """Download the files that match a pattern; return their folder, named after the commit.
+    """Download the files that match a pattern, and return their folder, named after the commit.
 
-    Files in the cache are not downloaded again. Without a connection, they are used as they are.
+    Files in the cache are not downloaded again, and are used as they are without a connection.
     """
     if model.repo_id not in _announced:
         _announced.add(model.repo_id)
@@ -85,7 +85,7 @@ def download(model: HubModel, patterns: Sequence[str]) -> Path:
             f"{model} is not a local folder, and the Hub cache ({constants.HF_HUB_CACHE}) does not "
             f"have all of its files. {reason}"
         ) from error
-    except Exception as error:  # the client's HTTP library differs by version
+    except Exception as error:  # versions of huggingface_hub raise different HTTP libraries' errors
         raise HubError(f"{model} cannot be downloaded: {_first_line(error)}.") from error
 
 
@@ -99,7 +99,7 @@ def find_cached(model: HubModel, patterns: Sequence[str]) -> Path | None:
 
 
 def check_reachable(model: HubModel, missing_file: str) -> None:
-    """Check that the Hub can be reached; otherwise, a file may be missing only in the cache.
+    """Check that the Hub can be reached. If not, a file may be missing only in the cache.
 
     Args:
         model: model whose folder in the cache lacks a file.
@@ -107,7 +107,7 @@ def check_reachable(model: HubModel, missing_file: str) -> None:
     """
     try:
         HfApi().repo_info(model.repo_id, revision=model.revision, repo_type=model.repo_type)
-    except Exception as error:  # the client's HTTP library differs by version
+    except Exception as error:  # versions of huggingface_hub raise different HTTP libraries' errors
         raise HubError(
             f"The Hub cache ({constants.HF_HUB_CACHE}) does not have {missing_file} of {model}. "
             f"{_no_answer(error)}"

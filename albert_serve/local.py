@@ -28,15 +28,15 @@ from albert_serve.server.models import Models
 from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings, shipped_bundle
 
-# All callers are in this process, and the client's timeout ends their calls.
+# No limits are needed: all callers are in this process, and the client's timeout ends calls.
 _UNLIMITED: Final = 1 << 62
 _UNLIMITED_S: Final = 10 * 365 * 86_400.0
 
 
 class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
-    """Answers the requests of a client with a bundle. Safe to use from many threads.
+    """A transport that answers a client's requests with a bundle. Threads can share it.
 
-    Closing it answers the requests in progress, and frees the model.
+    Closing the transport answers the requests in progress, and frees the model.
 
     Args:
         bundle: folder of the bundle, or `bentoml:NAME[:VERSION]` (default: the default model).
@@ -49,9 +49,9 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
         app.state.models = models
         self._app: httpx.ASGITransport | None = httpx.ASGITransport(ErrorReplies(app))
         self._process = os.getpid()
-        self._lock = threading.Lock()  # no request is submitted after the loop ends
+        self._lock = threading.Lock()  # so that no request is submitted after the loop ends
         closing = asyncio.Event()
-        # The factory prevents a current event loop in the caller's thread.
+        # With a factory, the runner does not set the current event loop of the caller's thread.
         runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._loop = runner.get_loop()
         self._thread = threading.Thread(
@@ -63,7 +63,7 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
         self._thread.start()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a request of the sync client; an interrupt cancels it."""
+        """Answer a request of the sync client. An interrupt cancels the request."""
         answer = self._submit(request)
         try:
             return answer.result(request.extensions["timeout"]["read"])
@@ -73,13 +73,13 @@ class LocalTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
             answer.cancel()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a request of the async client; cancelling the caller cancels it."""
+        """Answer a request of the async client. Cancelling the caller cancels the request."""
         return await asyncio.wrap_future(self._submit(request))
 
     def close(self) -> None:
-        """Answer the requests in progress, and free the model; a second call does nothing."""
+        """Answer the requests in progress, and free the model. A second call does nothing."""
         if self._process != os.getpid():
-            return  # the thread is the parent process's
+            return  # the thread belongs to the parent process
         with self._lock:
             self._app = None
         self._stop()

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: tqdm's bar in a terminal or notebook, otherwise regular lines.
+"""Progress of long work on stderr: tqdm's bar in a terminal or notebook, or lines at intervals.
 
 for item in progress(items, title="reading"):
     ...
@@ -20,7 +20,7 @@ from tqdm import TqdmWarning
 with warnings.catch_warnings(category=TqdmWarning, action="ignore"):
     from tqdm.auto import tqdm  # a widget in a notebook with ipywidgets
 
-# Seconds between the lines of a log; shorter work writes no line.
+# Seconds between the lines in a log. Shorter work writes no line.
 LINE_EVERY_S: Final = 30.0
 # Seconds after which a step of longer work shows a bar.
 _BAR_AFTER_S: Final = 3.0
@@ -65,11 +65,11 @@ def progress_bar(
 
     Args:
         title: text before the bar.
-        total: number of units; None if unknown.
+        total: number of units, or None if it is unknown.
         initial: number of units that were completed before.
-        unit: name of several units.
+        unit: name of the unit, in the plural.
         unit_scale: whether large numbers are written like 1.5M.
-        is_step: whether the work is one of several steps; its bar appears late and disappears.
+        is_step: whether the work is one of several steps, whose bar appears late and disappears.
         bar_format: format of tqdm's bar.
     """
     is_live = sys.stderr.isatty() or "ipykernel" in sys.modules
@@ -85,12 +85,12 @@ def progress_bar(
         file=None if is_live else _LogLines(),
         mininterval=0.1 if is_live else LINE_EVERY_S,
         delay=(_BAR_AFTER_S if is_step else 0) if is_live else LINE_EVERY_S,
-        miniters=None if is_live else 0,  # a total may be 1, of fractions
+        miniters=None if is_live else 0,  # so that fractions of a total of 1 are shown
     )
 
 
 class _LogLines:
-    """Writer of complete lines to stderr; a closed stderr does not end the work."""
+    """A writer of complete lines to stderr. A closed stderr does not end the work."""
 
     def write(self, text: str) -> None:
         """Write the content of the bar as a line."""

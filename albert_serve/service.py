@@ -43,7 +43,7 @@ from albert_serve.settings import (
     num_workers,
 )
 
-# Clients in the same deployment wait this long. Deadlines are shorter, as replies give a reason.
+# BentoML's clients wait this long. Deadlines are shorter, because their replies give a reason.
 _BENTOML_TIMEOUT_S: Final = 60
 _app = make_app(lambda: describe_service(AlbertServe.openapi_spec.asdict()))
 _metrics = cache(Metrics)  # a process has only one, even with several instances of the service
@@ -94,7 +94,7 @@ class Serving:
         _app.state.models = self.hosted
         if threading.current_thread() is threading.main_thread():  # not in a test's server
             self._drain_on_sigterm()
-            # Full collections stop all requests, so they skip the objects that exist now.
+            # A full garbage collection stops all requests, so it skips the objects that exist now.
             gc.collect()
             gc.freeze()
 
@@ -130,7 +130,7 @@ class _ServiceWithMiddleware(bentoml.Service[Serving]):  # type: ignore[misc]
     """BentoML's service with our middleware and routes."""
 
     def to_asgi(self, is_main: bool = True) -> Any:
-        """Return the application of a process; called once, before the first request."""
+        """Return a process's application. BentoML calls this once, before the first request."""
         settings = Settings.from_environment()
         configure_logs(settings.log_format)
         limit_connections()
@@ -168,9 +168,9 @@ def _find_limits(target: RequestTarget) -> tuple[Limits, str] | None:
 
 
 def _listens_on_loopback() -> bool:
-    """Whether the command line of `bentoml serve` lets only this machine reach the service.
+    """Return whether the options of `bentoml serve` let only this machine reach the service.
 
-    BentoML does not pass its options to hooks. If Python code starts the service, there are none.
+    BentoML does not pass its options to hooks. A service that Python code starts has no options.
     """
     context = click.get_current_context(silent=True)
     host = context.params.get("host") if context is not None else None

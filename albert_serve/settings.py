@@ -24,9 +24,9 @@ BUNDLE_VARIABLE: Final = "ALBERT_SERVE_BUNDLE"
 MODELS_VARIABLE: Final = "ALBERT_SERVE_MODELS"
 DEFAULT_VARIABLE: Final = "ALBERT_SERVE_DEFAULT_MODEL"
 CACHE_VARIABLE: Final = "ALBERT_SERVE_CACHE"
-# Precedes a tag of BentoML's model store.
+# This precedes a tag of BentoML's model store, where a folder is also possible.
 STORE_PREFIX: Final = "bentoml:"
-# The supervisor sets these two for its workers; they are not settings.
+# These two are not settings. The supervisor sets them for its workers.
 SUPERVISOR_VARIABLE: Final = "_ALBERT_SERVE_SUPERVISOR"
 METRICS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 HOSTS_VARIABLE: Final = "ALBERT_SERVE_ALLOWED_HOSTS"
@@ -39,7 +39,7 @@ _KUBERNETES: Final = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_|_PORT=(tcp|udp
 _CLIENT_KEY: Final = "ALBERT_API_KEY"
 _HOST: Final = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*|\[[0-9A-Fa-f:.]+\]")
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
-# BentoML's timeout is 60 s (service.py). Deadlines are shorter, as their replies give a reason.
+# BentoML's timeout is 60 s (service.py). Deadlines are shorter, so that replies give a reason.
 _MAX_DEADLINE_S: Final = 55.0
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -52,9 +52,9 @@ class RuntimeOptions:
     """The runtime options of a bundle.
 
     Attributes:
-        device: device to run on; "auto" is CUDA if a call on it succeeds, otherwise the CPU.
-        num_threads: threads of one run (default: the CPUs that this process may use).
-        gpu_mem_limit: limit of an encoder's activations on CUDA, in bytes.
+        device: device to run on. "auto" is CUDA if a test call succeeds there, or else the CPU.
+        num_threads: number of threads of one run (default: one per CPU that this process may use).
+        gpu_mem_limit: maximum size of an encoder's activations on CUDA, in bytes.
         spinning: whether threads wait for each other actively. This is 5 to 10 % faster, unless
             other processes use the same cores.
         cache_folder: folder of weights prepacked for this CPU, which processes and sessions share.
@@ -76,7 +76,7 @@ class RuntimeOptions:
 
     @property
     def threads(self) -> int:
-        """Number of threads of one run."""
+        """The number of threads of one run."""
         return self.num_threads or num_usable_cpus()
 
 
@@ -89,7 +89,7 @@ def _split(value: object) -> object:
 
 
 def _check_set(value: object) -> object:
-    """Reject an empty variable of keys, because the service would be open to everyone."""
+    """Reject an empty variable for keys, because the service would be open to everyone."""
     if isinstance(value, str) and not value.strip(", "):
         raise ValueError(
             "is set but empty. Set a value, or unset it. Without keys, anyone who reaches the "
@@ -111,7 +111,7 @@ def _check_each(pattern: re.Pattern[str], examples: str) -> AfterValidator:
 
 
 def cache_folder() -> Path | None:
-    """Return the cache folder of the settings; None if it is unset and there is no home folder."""
+    """Return the cache folder, or None if it is not set and there is no home folder."""
     if folder := os.environ.get(CACHE_VARIABLE, "").strip():
         return Path(folder)
     if parent := os.environ.get("XDG_CACHE_HOME", "").strip():
@@ -126,9 +126,9 @@ class Settings(BaseModel):
     """The settings of a deployment. docs/operate.md describes each.
 
     Attributes:
-        bundle: folder to serve, or tag of BentoML's model store; None if `models` is set.
+        bundle: folder to serve, or tag of BentoML's model store, or None if `models` is set.
         models: folder of bundles to serve.
-        max_batch_tokens: tokens of a batch (default: the engine's limit for its device).
+        max_batch_tokens: maximum number of tokens in a batch (default: the engine's maximum).
         allowed_hosts: hosts that requests may name (default: all, or only the loopback's names if
             the service listens only there and requires no key).
     """
@@ -174,7 +174,7 @@ class Settings(BaseModel):
 
     @classmethod
     def from_environment(cls, options: Mapping[str, str] | None = None) -> Settings:
-        """Read the variables; an unset or empty variable has its default.
+        """Read the variables. An unset or empty variable means the default.
 
         Args:
             options: values by variable, which override the environment's.
@@ -234,7 +234,7 @@ class Settings(BaseModel):
 
     def environment(self) -> dict[str, str]:
         """Return this process's environment with these settings, for a child process."""
-        # This disables BentoML's usage reports, unless the variable is set.
+        # This disables BentoML's usage reports, unless the user has set the variable.
         defaults = {"BENTOML_DO_NOT_TRACK": "True"}
         inherited = {name: text for name, text in os.environ.items() if name not in VARIABLES}
         settings = {name: _text(getattr(self, field)) for name, field in VARIABLES.items()}
@@ -244,17 +244,17 @@ class Settings(BaseModel):
 
 
 def store_tag(bundle: Path) -> str | None:
-    """Return the tag of BentoML's model store that `bundle` contains; None if it is a folder."""
+    """Return the tag of BentoML's model store that `bundle` contains, or None for a folder."""
     text = str(bundle)
     return text.removeprefix(STORE_PREFIX) if text.startswith(STORE_PREFIX) else None
 
 
 def _text(value: object) -> str:
-    """Return the text of a setting's variable; an empty text for None."""
+    """Return the text of a setting's variable, which is empty for None."""
     if isinstance(value, Path):
         if store_tag(value) is not None:
             return str(value)
-        return os.path.abspath(value)  # it keeps links, because their targets may change
+        return os.path.abspath(value)  # keeps links, because their targets may change
     if isinstance(value, tuple):
         return ",".join(value)
     return "" if value is None else str(value)
@@ -269,7 +269,7 @@ VARIABLES: Final = {
 
 
 def _check_names(variables: Mapping[str, str]) -> None:
-    """Reject variables with a name similar to a setting's: nobody would notice a misspelt one."""
+    """Reject variables whose names resemble a setting's, because misspellings go unnoticed."""
     for name, value in variables.items():
         if (
             not _SIMILAR_NAME.match(name.upper())
@@ -313,19 +313,19 @@ def num_usable_cpus() -> int:
 
 
 def supervisor_pid() -> int | None:
-    """Return the id of this worker's supervisor; None if this process is not a worker."""
+    """Return the id of this worker's supervisor, or None if this process is not a worker."""
     value = os.environ.get(SUPERVISOR_VARIABLE)
     return int(value) if value else None
 
 
 def metrics_folder() -> Path | None:
-    """Return the folder of all workers' metrics; None outside a service."""
+    """Return the folder of all workers' metrics, or None outside a service."""
     value = os.environ.get(METRICS_VARIABLE)
     return Path(value) if value else None
 
 
 def num_workers() -> int:
-    """Return the number of workers, which BentoML reads at import; 1 if a setting is invalid."""
+    """Return the number of workers, or 1 if a setting is invalid. BentoML reads it at import."""
     with contextlib.suppress(ConfigError):
         return Settings.from_environment().num_workers
     return 1
@@ -342,7 +342,7 @@ def allocator_variables() -> dict[str, str]:
 def shipped_bundle(models: Path | None = None) -> Path:
     """Return the folder of the default bundle.
 
-    In a checkout it is in `models/` next to the package (fp32), in a wheel within it (int8).
+    A checkout has it in `models/` next to the package (fp32), a wheel within the package (int8).
 
     Args:
         models: folder to search instead.

@@ -13,12 +13,12 @@ from albert_serve.errors import printable
 def prepare_output() -> None:
     """Print characters that the output's encoding lacks as escapes, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # without a console or in a notebook, it differs
+        if isinstance(stream, io.TextIOWrapper):  # not without a console or in a notebook
             stream.reconfigure(errors="backslashreplace")
 
 
 def print_error(error: Exception) -> None:
-    """Print an error on stderr; control characters are escaped, because it may quote any file."""
+    """Print an error on stderr. Control characters are escaped, because it may quote any file."""
     sys.stderr.write(f"error: {printable(str(error))}\n")
 
 
@@ -31,7 +31,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def make_parser(prog: str, description: str | None, examples: str) -> CommandParser:
-    """Return the parser of a program; its help shows both texts unchanged."""
+    """Return the parser of a program, whose help shows both texts unchanged."""
     return CommandParser(
         prog=prog,
         description=description,

@@ -52,13 +52,13 @@ _COMPOSED: Final = re.compile("[\u1160-\u11ff\ud7b0-\ud7ff\uff9e\uff9f]")
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """The tokens of a text or pair; all lists have one entry per token.
+    """The tokens of a text or pair. All lists have one entry per token.
 
     Attributes:
         ids: token ids.
         types: token type ids: 0 up to the first [SEP], then 1, or 0 if the tokenizer specifies it.
-        locate: function that returns the offsets. They take a third of the time of tokenising, and
-            few tasks need them.
+        locate: function that computes the offsets. This takes a third of the time of tokenising,
+            and few tasks need offsets.
     """
 
     ids: list[int]
@@ -69,8 +69,8 @@ class Encoding:
     def offsets(self) -> list[tuple[int, int]]:
         """The character range of each token in its text, end excluded.
 
-        It is (0, 0) for [CLS] and [SEP] around the texts. Several tokens may share characters ("½"
-        is three tokens of one character).
+        The range is (0, 0) for [CLS] and [SEP] around the texts. Several tokens may share
+        characters ("½" is three tokens of one character).
         """
         return self.locate()
 
@@ -78,7 +78,7 @@ class Encoding:
         return len(self.ids)
 
     def slice(self, start: int, stop: int) -> Encoding:
-        """Return the tokens from `start` to before `stop`; offsets stay the same."""
+        """Return the tokens from `start` to before `stop`, with unchanged offsets."""
         return Encoding(
             ids=self.ids[start:stop],
             types=self.types[start:stop],
@@ -104,12 +104,12 @@ ALBERT_IDS: Final = SpecialIds()
 
 
 class AlbertTokenizer:
-    """Encoder and decoder of a vocabulary; threads can share it.
+    """An encoder and decoder of texts, which threads can share.
 
     `[CLS]` begins every encoding, and `[SEP]` ends each of its texts.
 
     Attributes:
-        vocab_size: V, the number of ids from 0.
+        vocab_size: V, the number of ids, which begin at 0.
         pad_id: id of the padding token, if the vocabulary has this token.
         unk_id: id of the token for unknown characters, if the vocabulary has this token.
     """
@@ -229,7 +229,7 @@ class AlbertTokenizer:
         )
 
     def begins_word(self, piece: str) -> bool:
-        """Return whether a piece begins a word; true if the vocabulary does not mark this."""
+        """Return whether a piece begins a word, or true if the vocabulary does not mark this."""
         if self._prefix:
             return not piece.startswith(self._prefix)
         return piece.startswith(self._space_mark)
@@ -253,7 +253,7 @@ class AlbertTokenizer:
         return piece
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a piece in the vocabulary's notation; None if it has no such piece."""
+        """Return the id of a piece in the vocabulary's notation, or None if it is unknown."""
         return self._tokenizer.token_to_id(token)
 
     def decode(self, ids: Sequence[int], *, keep_special: bool) -> str:
@@ -284,7 +284,7 @@ def _require(tokenizer: Tokenizer, role: str) -> int:
 
 
 def _find_ends(tokenizer: Tokenizer) -> tuple[int, int]:
-    """Return the ids of [CLS] and [SEP]: the two tokens around a text, or found by name."""
+    """Return the ids of [CLS] and [SEP], from the two tokens around a text, or else by name."""
     special_ids = tokenizer.encode("").ids
     if len(special_ids) == 2:
         return special_ids[0], special_ids[1]
@@ -384,10 +384,10 @@ def is_spaceless(char: str) -> bool:
 
 
 def word_bounds(text: str) -> tuple[list[int], list[int]]:
-    """Return the start and end of each character's word; outside words, of the character.
+    """Return the start and end of each character's word, or of the character outside words.
 
-    A word is a run of letters, marks and digits. In scripts without spaces between words, it is a
-    letter with its marks.
+    A word is a run of letters, marks and digits. In scripts without spaces between words, a word is
+    one letter with its marks.
     """
     kinds = [unicodedata.category(character)[0] for character in text]
     is_alone = list(map(is_spaceless, text))

@@ -1,8 +1,8 @@
-"""The queue in front of the engine, which is never idle while an input waits.
+"""The queue in front of the engine. The engine is never idle while an input waits.
 
-The engine's thread takes the next batch (scheduler.py) when it is free. This takes microseconds and
-considers every request that has arrived, disconnected or expired by then. The event loop answers
-callers.
+The engine's thread takes the next batch (scheduler.py) when it is free. Scheduling takes
+microseconds, and considers every request that has arrived, disconnected or expired by then. The
+event loop answers callers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class BatchReport:
     """A batch that the engine has run.
 
     Attributes:
-        num_inputs: inputs of the batch.
-        num_tokens: tokens of the inputs, without padding.
-        num_padded_tokens: tokens of the inputs, with padding.
-        engine_s: seconds that the engine computed.
-        queue_delays_s: seconds that each input waited, by task.
+        num_inputs: number of inputs in the batch.
+        num_tokens: number of tokens in the inputs, without padding.
+        num_padded_tokens: number of tokens in the inputs, with padding.
+        engine_s: duration of the engine's computation, in seconds.
+        queue_delays_s: time in seconds that each input waited, by task.
     """
 
     num_inputs: int
@@ -41,7 +41,7 @@ class BatchReport:
 
 
 class BatchObserver:
-    """An observer of events, on the event loop, that ignores them.
+    """An observer that ignores all events. Its methods are called on the event loop.
 
     The task of a request is the endpoint of its first input.
     """
@@ -68,7 +68,7 @@ class _BatchRunner(Protocol):
     max_batch_tokens: int
 
     def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        """Return the logits of each input, in order; any exception fails the complete batch."""
+        """Return the logits of each input, in order. An exception fails the complete batch."""
         ...
 
 
@@ -78,7 +78,7 @@ class _PendingRequest(QueuedRequest):
     arrived_s: float
     answer: asyncio.Future[list[Logits] | Exception]
     logits: dict[int, Logits] = field(default_factory=dict)
-    closed: bool = False  # it has failed, or its caller has an answer or has disconnected
+    closed: bool = False  # the request has failed, or its caller has an answer or has disconnected
 
     @property
     def task(self) -> str:
@@ -94,14 +94,14 @@ _Outcomes: TypeAlias = Sequence[tuple[_PendingRequest, list[Logits] | Exception]
 
 
 class Batcher:
-    """A queue that runs the inputs of many callers in shared batches. Belongs to one event loop.
+    """A queue for one event loop that runs the inputs of many callers in shared batches.
 
     Args:
         check_room: function of a request's tokens and the queued tokens, which raises an exception
             if the request does not fit in the queue.
-        call_overhead_tokens: overhead of an engine call, as tokens of compute; the limit of a
-            batch's padding.
-        clock: clock in seconds; deadlines are checked before the engine computes.
+        call_overhead_tokens: overhead of an engine call, as a number of tokens that take as long. A
+            batch has at most as much padding.
+        clock: clock in seconds, by which deadlines are checked before the engine computes.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Batcher:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Number of queued tokens, without padding."""
+        """The number of queued tokens, without padding."""
         return self._scheduler.num_tokens
 
     async def run(
@@ -138,7 +138,7 @@ class Batcher:
         inputs: Sequence[EncoderInput],
         deadline_s: float,
     ) -> list[Logits]:
-        """Return the logits of each input, in order; if an input fails, the request fails.
+        """Return the logits of each input, in order. If an input fails, the request fails.
 
         Args:
             deadline_s: seconds from now until the deadline.
@@ -167,7 +167,7 @@ class Batcher:
     def _call(self, inputs: Sequence[EncoderInput], deadline_s: float) -> _PendingRequest:
         arrived_s = self._clock()
         return _PendingRequest(
-            # The engine rejects an input without tokens.
+            # An input without tokens counts as one token until the engine rejects it.
             lengths=[max(1, len(item.ids)) for item in inputs],
             inputs=inputs,
             arrived_s=arrived_s,
@@ -204,7 +204,7 @@ class Batcher:
             self._all_done.set()
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run batches until the queue is empty; runs on the engine's thread."""
+        """Run batches on the engine's thread until the queue is empty."""
         while True:
             with self._lock:
                 batch = self._scheduler.take(self._clock())
@@ -216,7 +216,7 @@ class Batcher:
             self._compute(loop, batch.members)
 
     def _compute(self, loop: asyncio.AbstractEventLoop, members: _Members) -> None:
-        """Run a batch; if it fails, bisect it, so that only the failing input's request fails."""
+        """Run a batch, bisecting it if it fails, so that only the failing input's request fails."""
         started_s = self._clock()
         members = [(call, i) for call, i in members if not call.closed and call.ends_s > started_s]
         if not members:
@@ -245,7 +245,7 @@ class Batcher:
         _post(loop, _set_outcomes, [(call, error)])
 
     def _answer(self, members: _Members, started_s: float, engine_s: float) -> None:
-        """Answer the completed requests; runs on the event loop."""
+        """Answer the completed requests, on the event loop."""
         _set_outcomes(
             [
                 (call, [call.logits[index] for index in range(len(call.inputs))])

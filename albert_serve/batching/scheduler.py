@@ -1,8 +1,8 @@
 """Scheduling of batches: inputs of similar length run together, and requests share compute fairly.
 
-Requests take turns. In its turn, the longest input of a request seeds a batch. The inputs nearest
-in length fill the batch, one of each request in rotation. A new request comes last, so it waits
-for at most one batch of each earlier request, however large these are.
+Requests take turns. In a request's turn, its longest input seeds a batch. The inputs nearest in
+length fill the batch, one from each request in rotation. A new request comes last, so it waits for
+at most one batch of each earlier request, however large these are.
 
 Short requests precede large requests, but get no more compute while both wait. So a large request
 waits at most twice as long as it would without short requests, plus one batch.
@@ -27,11 +27,11 @@ class QueuedRequest:
     """Inputs that are answered together.
 
     Attributes:
-        lengths: tokens of each input, at least 1.
+        lengths: number of tokens of each input, at least 1.
         ends_s: deadline on the clock of the scheduler's caller.
         waiting: indices of the waiting inputs, by length.
-        num_waiting_tokens: tokens of the waiting inputs.
-        is_short: whether the request was short on arrival; the scheduler sets it.
+        num_waiting_tokens: number of tokens in the waiting inputs.
+        is_short: whether the request was short on arrival, which the scheduler sets.
     """
 
     lengths: Sequence[int]
@@ -57,8 +57,8 @@ class ScheduledBatch(Generic[_RequestT]):
     Attributes:
         members: pairs of a request and the index of an input.
         expired: requests that were removed because their deadlines have passed.
-        longest: tokens of the longest input.
-        num_padding_tokens: padding tokens of all inputs.
+        longest: number of tokens in the longest input.
+        num_padding_tokens: number of padding tokens of all inputs.
     """
 
     members: list[tuple[_RequestT, int]] = field(default_factory=list)
@@ -68,7 +68,7 @@ class ScheduledBatch(Generic[_RequestT]):
 
     @property
     def num_padded_tokens(self) -> int:
-        """Tokens that the engine computes, with padding."""
+        """The number of tokens that the engine computes, with padding."""
         return len(self.members) * self.longest
 
     def padding_with(self, length: int) -> int:
@@ -89,9 +89,9 @@ class Scheduler(Generic[_RequestT]):
     """The waiting requests. The cost of `take` depends on the batch, not on the queue.
 
     Args:
-        max_batch_tokens: limit of a batch's tokens, with padding; a longer input runs alone.
-        call_overhead_tokens: overhead of an engine call, as tokens of compute; the limit of a
-            batch's padding.
+        max_batch_tokens: maximum number of tokens in a padded batch. A longer input runs alone.
+        call_overhead_tokens: overhead of an engine call, as a number of tokens that take as long. A
+            batch has at most as much padding.
     """
 
     def __init__(self, *, max_batch_tokens: int, call_overhead_tokens: int) -> None:
@@ -101,12 +101,12 @@ class Scheduler(Generic[_RequestT]):
 
     @property
     def num_requests(self) -> int:
-        """Number of requests with a waiting input."""
+        """The number of requests with a waiting input."""
         return len(self._queue)
 
     @property
     def num_tokens(self) -> int:
-        """Number of waiting tokens, without padding."""
+        """The number of waiting tokens, without padding."""
         return self._queue.num_tokens
 
     def add(self, request: _RequestT) -> None:
@@ -153,7 +153,7 @@ class Scheduler(Generic[_RequestT]):
                 batch.append(request, queue.take(request, length))
 
     def _next_length(self, batch: ScheduledBatch[_RequestT]) -> int | None:
-        """Return the length that adds the least padding; None if no input fits in the batch."""
+        """Return the length that adds the least padding, or None if no input fits in the batch."""
         num_members = len(batch.members) + 1
         if num_members * batch.longest > self.max_batch_tokens:
             return None
@@ -172,17 +172,17 @@ class _Queue(Generic[_RequestT]):
     """The waiting requests, by size and by length.
 
     Attributes:
-        num_tokens: tokens of the waiting inputs.
+        num_tokens: number of tokens in the waiting inputs.
     """
 
     def __init__(self, max_batch_tokens: int) -> None:
         self.num_tokens = 0
         self._max_batch_tokens = max_batch_tokens
-        # Requests are in the order of their turns. These dictionaries are ordered, because a plain
+        # Requests are in the order of their turns. `OrderedDict` is used, because a plain
         # dictionary needs longer to find its first key after many were removed.
         self._short: OrderedDict[_RequestT, None] = OrderedDict()
         self._large: OrderedDict[_RequestT, None] = OrderedDict()
-        self._short_credit_tokens = 0  # compute of large minus short requests
+        self._short_credit_tokens = 0  # tokens computed for large minus short requests
         self._by_length: dict[int, OrderedDict[_RequestT, None]] = {}
         self._lengths: list[int] = []  # the keys of _by_length, ascending
 
@@ -224,7 +224,7 @@ class _Queue(Generic[_RequestT]):
         """Move a request to the end, if it has waiting inputs.
 
         Args:
-            cost_tokens: compute of its batch; 0 unless both short and large requests waited.
+            cost_tokens: computed tokens of its batch, or 0 unless short and large requests waited.
         """
         self._short_credit_tokens += -cost_tokens if request.is_short else cost_tokens
         if request in self._same_size(request):
@@ -237,7 +237,7 @@ class _Queue(Generic[_RequestT]):
         return next(iter(self._by_length[length]))
 
     def take(self, request: _RequestT, length: int) -> int:
-        """Remove an input of this length, and return its index; the request then comes last."""
+        """Remove an input of this length, return its index, and put the request last."""
         indices = request.waiting[length]
         index = indices.pop()
         self.num_tokens -= length
@@ -252,7 +252,7 @@ class _Queue(Generic[_RequestT]):
         return index
 
     def lengths_around(self, length: int) -> list[int]:
-        """Return the nearest waiting lengths: the greatest up to `length`, the least above it."""
+        """Return the nearest waiting lengths: one up to `length`, and one above it."""
         end = bisect_right(self._lengths, length)
         return self._lengths[max(0, end - 1) : end + 1]
 

@@ -15,7 +15,7 @@ from albert_serve import __version__
 from albert_serve.errors import AlbertServeError, ConfigError, how_to_install
 from albert_serve.terminal import make_parser, prepare_output, print_error
 
-# Maps a command's name to its module, which is imported when needed, and its purpose.
+# This maps a command's name to its module, which is imported when needed, and its purpose.
 _Commands: TypeAlias = Mapping[str, tuple[str, str]]
 # The module of each command has a function `NAME_parser`.
 _SERVING: Final[_Commands] = MappingProxyType(
@@ -43,7 +43,7 @@ _BROKEN_PIPE: Final = 128 + 13
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit status."""
+    """Run the command line, and return its exit status."""
     prepare_output()
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = words[0] if words else ""
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def command_parser(name: str) -> argparse.ArgumentParser:
-    """Return the parser of a command of serving."""
+    """Return the parser of a serving command."""
     make = getattr(_load(name, _SERVING, "serve"), f"{name}_parser")
     return cast("argparse.ArgumentParser", make(_SERVING[name][1]))
 

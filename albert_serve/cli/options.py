@@ -1,4 +1,4 @@
-"""The options that several commands share, and the settings from them."""
+"""The options that several commands share, and the settings that they define."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def chosen(options: argparse.Namespace) -> dict[str, str]:
     precision = getattr(options, "precision", None)
     if precision is not None and not options.bundle:
         raise ConfigError("--precision requires a checkpoint. Pass it with --bundle.")
-    # An option replaces both variables.
+    # Either option replaces both variables.
     sources = (
         {
             BUNDLE_VARIABLE: find_bundle(options.bundle, precision) if options.bundle else "",
@@ -82,7 +82,7 @@ def one_bundle(settings: Settings) -> Bundle:
 
 
 def check_home() -> None:
-    """Check that BentoML can write to its folder; otherwise, it would print a traceback."""
+    """Check that BentoML can write to its folder, because it would fail with a traceback."""
     value = os.environ.get("BENTOML_HOME", "~/bentoml")
     home = Path(os.path.expanduser(os.path.expandvars(value)))
     try:

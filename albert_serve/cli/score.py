@@ -50,7 +50,7 @@ After 5, 7, 130 and 143, repeat the command to continue.
 
 
 def score_parser(purpose: str) -> argparse.ArgumentParser:
-    """Return the parser of the command; many names are fields of `ScoreOptions`."""
+    """Return the parser of the command. Many option names are fields of `ScoreOptions`."""
     score = serving_parser("score", purpose, _SCORE_EXAMPLES)
     score.add_argument("--task", required=True, choices=list(TASKS), help="task (required)")
     score.add_argument(
@@ -206,7 +206,7 @@ def _score(options: argparse.Namespace) -> int:
                 scorer, options.inputs, options.output, score_options, is_stopped=is_terminated
             )
         write_summary({"status": "complete", **summary.as_json()})
-    # Rows on the standard output are not mixed with the summary.
+    # If rows go to standard output, the summary goes to stderr.
     stream = sys.stderr if is_stdout(output) else sys.stdout
     print(f"{output}: {summary}", *summary.long_texts(), sep="\n", file=stream)
     if summary.num_errors and summary.num_errors == summary.num_rows:
@@ -242,7 +242,7 @@ def read_score_options(options: argparse.Namespace) -> ScoreOptions:
 
 @contextmanager
 def _summary_file(options: argparse.Namespace) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield a function that writes a complete job's summary; write a failed job's here."""
+    """Yield a function that writes a complete job's summary, and write a failed job's summary."""
     file: Path | None = options.summary
     if file is None:
         yield lambda summary: None
@@ -254,7 +254,7 @@ def _summary_file(options: argparse.Namespace) -> Iterator[Callable[[dict[str, A
         raise ConfigError(f"--summary {file} is a folder. Pass a file.")
     if file.resolve() in {Path(name).resolve() for name in (*options.inputs, options.output)}:
         raise ConfigError(f"--summary {file} is also an input or the output. Pass another file.")
-    file = file.resolve()  # the file behind a link, which stays
+    file = file.resolve()  # so that a link is not replaced
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
 
@@ -276,7 +276,7 @@ def _summary_file(options: argparse.Namespace) -> Iterator[Callable[[dict[str, A
 
 @contextmanager
 def _signals(output: Path) -> Iterator[Callable[[], bool]]:
-    """Yield a function that reports whether SIGTERM came; a second SIGTERM ends the process.
+    """Yield a function that reports whether SIGTERM came. A second SIGTERM ends the process.
 
     If a reader closes the standard output, like `head`, the process ends without a message.
     """

@@ -22,8 +22,8 @@ from albert_serve.settings import Settings
 
 _PORT: Final = 3000
 _SERVICE: Final = "albert_serve.service:AlbertServe"
-# Longer than proxies and clients keep an idle connection (usually 60 s): if the server closed it
-# first, a request sent at that moment would be lost.
+# This is longer than proxies and clients keep an idle connection (usually 60 s). If the server
+# closed it first, a request sent at that moment would be lost.
 _KEEP_ALIVE_S: Final = 75
 _SERVE_EXAMPLES: Final = """\
 examples:
@@ -72,7 +72,7 @@ def serve_parser(purpose: str) -> argparse.ArgumentParser:
 def _serve(options: argparse.Namespace) -> int:
     settings = Settings.from_environment(chosen(options))
     catalogue = read_catalogue(settings)
-    catalogue.check_any(catalogue.open_bundles()[1])  # the service logs the others
+    catalogue.check_any(catalogue.open_bundles()[1])  # the service logs single failures
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
         with socket.socket(family) as probe:

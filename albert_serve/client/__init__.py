@@ -1,4 +1,4 @@
-"""Python clients of the service, sync and async; they need only httpx and pydantic."""
+"""Python clients of the service, sync and async, which need only httpx and pydantic."""
 
 from albert_serve.client.async_client import AsyncAlbertClient
 from albert_serve.client.async_exchange import AsyncAnswerStream

@@ -1,4 +1,4 @@
-"""A call: one request and the parser of its reply; a long list is split into several calls."""
+"""A call: one request and the parser of its reply. A long list is split into several calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_SHOWN_CHARS: Final = 200
 _CHECK_SERVICE: Final = "Check that it is an albert-serve of this client's version."
 # Index of an input at the beginning of a message or of its part after "; ".
 _ITEM_INDEX: Final = re.compile(r"(?:^|(?<=; ))inputs\[(\d{1,18})\]")
-# Callers configure this name (docs/client.md).
+# Callers configure the logger with this name (docs/client.md).
 _logger = logging.getLogger("albert_serve.client.transport")
 
 ReplyT = TypeVar("ReplyT")
@@ -34,7 +34,7 @@ ReplyT = TypeVar("ReplyT")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawReply:
-    """Complete HTTP response."""
+    """A complete HTTP response."""
 
     url: str
     status: int
@@ -48,14 +48,14 @@ class RawReply:
 
     @property
     def beginning(self) -> str:
-        """Beginning of the body, for messages."""
+        """The beginning of the body, for messages."""
         return repr(
             self.content[: 4 * _MAX_SHOWN_CHARS].decode(errors="replace")[:_MAX_SHOWN_CHARS]
         )
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds of `Retry-After`; None without a number there."""
+        """The seconds in `Retry-After`, or None if it has no number."""
         value = self.headers.get("Retry-After", "")
         return float(value) if value.isdecimal() else None
 
@@ -67,7 +67,7 @@ class Call(Generic[ReplyT]):
     Attributes:
         method: HTTP method.
         path: path of the endpoint.
-        body: JSON body; None for GET.
+        body: JSON body, or None for GET.
         read: function that parses the content of a reply.
         start: index of the first input in the caller's list.
     """
@@ -80,7 +80,7 @@ class Call(Generic[ReplyT]):
 
     @property
     def num_items(self) -> int:
-        """Number of inputs; 1 if `inputs` is not a list."""
+        """The number of inputs, or 1 if `inputs` is not a list."""
         return len(self._items) or 1
 
     @property
@@ -100,7 +100,7 @@ class Call(Generic[ReplyT]):
         _log_warnings(received)
         try:
             answer = self.read(received.content)
-        except ValueError as error:  # a ValidationError is one
+        except ValueError as error:  # such as a ValidationError
             raise RequestError(
                 f"The reply of {received.url} is not an answer of {self.path}. {_CHECK_SERVICE} "
                 f"The reply begins with {received.beginning}."
@@ -113,7 +113,7 @@ class Call(Generic[ReplyT]):
         return answer
 
     def error(self, received: RawReply) -> RequestError:
-        """Return the error of a failed reply; its message has indices of the caller's list."""
+        """Return the error of a failed reply, with the indices of the caller's list."""
         error = _service_error(received)
         message = renumbered(str(error), self.start)
         is_of_list = isinstance(error, TooMuchAtOnceError | BodyTooLargeError)

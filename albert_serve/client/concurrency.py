@@ -36,12 +36,12 @@ async def async_in_order(
 ) -> AsyncGenerator[_ResultT, None]:
     """Call a function with each item and yield the results in order.
 
-    After a call has failed, no other call begins; its error is raised after the previous results.
+    After a call has failed, no other call begins. The error is raised after the previous results.
     Closing the generator cancels the running calls.
 
     Args:
         function: function of an item.
-        items: items, read as results are taken.
+        items: items, which are read as results are taken.
         limit: maximum number of concurrent calls.
         max_pending: maximum number of calls that run or whose results wait for a previous result.
     """
@@ -119,7 +119,7 @@ def in_order(
 
 
 async def async_iterate(rows: AnyIterable[_RowT]) -> AsyncGenerator[_RowT, None]:
-    """Yield the rows of any iterable; other tasks run between them."""
+    """Yield the rows of any iterable, and let other tasks run between them."""
     if isinstance(rows, AsyncIterable):
         async for row in rows:
             await asyncio.sleep(0)

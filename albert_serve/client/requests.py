@@ -1,4 +1,4 @@
-"""Endpoints of the client's methods, and their options."""
+"""The endpoints of the client's methods, and the methods' options."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ QuestionLike: TypeAlias = QuestionContext | Mapping[str, str]
 
 
 class Column(Protocol):
-    """Column of texts in a DataFrame (pandas, polars), or an array."""
+    """A column of texts in a DataFrame (pandas, polars), or an array."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...  # noqa: D102
@@ -149,7 +149,7 @@ def _as_dict(item: object) -> object:
 
 
 def _as_text(item: object) -> object:
-    """Return a list of sentences as the endpoint expects it; other rows are pairs."""
+    """Return a list of sentences as the endpoint expects it, or a pair as a dictionary."""
     return {"sentences": list(item)} if isinstance(item, list | tuple) else _as_dict(item)
 
 

@@ -1,7 +1,7 @@
-"""Deadline of a call, and retries of its requests.
+"""The deadline of a call, and the retries of its requests.
 
 A request is retried if the service is overloaded, not ready or unreachable. It is not retried after
-a timeout, because it would take the same time.
+a timeout, because it would take as long again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIRST_DELAY_S: Final = 0.2
 
 
 class Deadline:
-    """Deadline of a call to the service at `url`."""
+    """The deadline of a call to the service at `url`."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self._url = url
@@ -33,7 +33,7 @@ class Deadline:
         self._ends_s = time.monotonic() + self._timeout_s
 
     def remaining_s(self) -> float:
-        """Return the remaining time; raise an error if there is none."""
+        """Return the remaining time, or raise an error if there is none."""
         remaining_s = self._ends_s - time.monotonic()
         if remaining_s <= 0:
             raise self._error()
@@ -45,7 +45,7 @@ class Deadline:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Convert errors of httpx to errors of the service; for `with`."""
+        """Convert errors of httpx to errors of the service, inside `with`."""
         try:
             yield
         except (TimeoutError, httpx.TimeoutException) as error:
@@ -67,13 +67,13 @@ class Deadline:
 
 @dataclass(kw_only=True, slots=True)
 class CallProgress:
-    """Number of answered requests of one call or stream."""
+    """The number of answered requests of one call or stream."""
 
     num_answered: int = 0
 
 
 class Retries:
-    """Retries of one request of a call; at most `limit`."""
+    """The retries of one request of a call, at most `limit`."""
 
     def __init__(self, limit: int, deadline: Deadline, progress: CallProgress) -> None:
         self._limit = limit
@@ -83,7 +83,7 @@ class Retries:
         self._num_answered = progress.num_answered
 
     def delay_s(self, error: RequestError, retry_after_s: float | None = None) -> float:
-        """Return the delay before the next retry; raise the error if retrying is useless.
+        """Return the delay before the next retry, or raise the error if retrying is useless.
 
         The delay is `Retry-After` or doubles with each attempt, plus up to a quarter at random.
         """

@@ -1,4 +1,4 @@
-"""Service that a client calls: its address and key, or a model in this process.
+"""The service that a client calls: its address and key, or a model in this process.
 
 Only this module of the client reads the environment.
 """
@@ -44,7 +44,7 @@ _HttpT = TypeVar("_HttpT", httpx.Client, httpx.AsyncClient)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Server:
-    """Address of a service, and options of calls.
+    """The address of a service, and the options of calls.
 
     Attributes:
         base_url: address of the service.
@@ -88,7 +88,7 @@ class Server:
 
 
 class _OneLoop:
-    """Hook that rejects requests from a second event loop, which cannot use the connections."""
+    """A hook that rejects requests from a second event loop, which cannot use the connections."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -107,8 +107,8 @@ def service_url(base_url: str | None, model: str | None) -> str:
     """Return the URL of a service, or of one of its models.
 
     Args:
-        base_url: address of the service; None for the value of ALBERT_URL.
-        model: name of a model; None for the default model.
+        base_url: address of the service, or None for the value of ALBERT_URL.
+        model: name of a model, or None for the default model.
     """
     name, url = "base_url", base_url
     if url is None:
@@ -131,7 +131,7 @@ def authorization(api_key: str | None) -> dict[str, str]:
     """Return the header with a key.
 
     Args:
-        api_key: API key; None for the value of ALBERT_API_KEY, if set; "" for no key.
+        api_key: API key. None means the value of ALBERT_API_KEY, if it is set, and "" means no key.
     """
     name, key = "api_key", api_key
     if key is None:
@@ -149,7 +149,7 @@ def authorization(api_key: str | None) -> dict[str, str]:
 def open_transport(
     bundle: str | os.PathLike[str] | None, num_threads: int | None, device: Device
 ) -> LocalTransport:
-    """Open a bundle in this process; only this function imports the serving stack."""
+    """Open a bundle in this process. Only this function imports the serving stack."""
     try:
         from albert_serve.local import LocalTransport
         from albert_serve.settings import RuntimeOptions
@@ -161,7 +161,7 @@ def open_transport(
 
 
 def _variable(name: str) -> str | None:
-    """Return an environment variable; None if it is unset or blank."""
+    """Return an environment variable, or None if it is unset or blank."""
     return os.environ.get(name, "").strip() or None
 
 

@@ -23,7 +23,7 @@ NO_DRIVER: Final = "No NVIDIA driver is installed."
 ADVICE: Final = (
     "Install CUDA 13 and cuDNN 9 with `make serve-gpu` or `pip install 'albert-serve[gpu]'`. "
     f"The NVIDIA driver must be {_OLDEST_DRIVER} or newer. "
-    # onnxruntime-gpu 1.31 has kernels for these, and no PTX for others.
+    # onnxruntime-gpu 1.31 has kernels for these capabilities, and no PTX for others.
     "The compute capability must be 7.5, 8.0, 8.6, 8.9, 9.0 or 12.0."
 )
 # `own_device` keeps these locks until the process ends.
@@ -31,7 +31,7 @@ _LOCKS: Final[list[FileLock]] = []
 
 
 def no_cuda_reason() -> str | None:
-    """Return the reason why CUDA is not available; None if none is found without a session."""
+    """Return why CUDA is not available, or None if no reason is found without a session."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -57,7 +57,7 @@ def cuda_provider(memory_limit: int | None = None) -> dict[str, str]:
     """Return the options of the CUDA provider.
 
     Args:
-        memory_limit: limit of the session's activations in bytes, without its weights.
+        memory_limit: maximum size of the session's activations in bytes, without its weights.
     """
     options = {
         "device_id": str(own_device()),
@@ -69,7 +69,7 @@ def cuda_provider(memory_limit: int | None = None) -> dict[str, str]:
 
 @functools.cache
 def own_device() -> int:
-    """Return the number of this process's device, which the workers of a service take in turn.
+    """Return the number of this process's device. A service's workers take devices in turn.
 
     A worker takes the first free position of the service, so a replacement gets the same device.
     """
@@ -86,7 +86,7 @@ def own_device() -> int:
 
 
 def _num_devices() -> int:
-    """Return the number of devices that the driver finds; 0 without a driver."""
+    """Return the number of devices that the driver finds, or 0 without a driver."""
     num_devices = ctypes.c_int(0)
     with contextlib.suppress(OSError):
         driver = ctypes.CDLL("libcuda.so.1")
@@ -96,8 +96,8 @@ def _num_devices() -> int:
 
 
 def _missing_library() -> str | None:
-    """Load CUDA's libraries as the runtime does; return a message if a library is missing."""
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints the names of missing libraries
+    """Load CUDA's libraries as the runtime does, and return a message if one is missing."""
+    with contextlib.redirect_stdout(io.StringIO()):  # `preload_dlls` prints missing libraries
         ort.preload_dlls(directory="")  # from NVIDIA's pip packages, if they are installed
     folder = Path(ort.__file__).parent / "capi"
     try:

@@ -31,7 +31,7 @@ _OUTPUT: Final = "hidden_states"
 # On a CPU, larger batches are hardly faster per token, and delay the next request.
 _MAX_BATCH_TOKENS: Final = {"cpu": 512, "cuda": 16384}
 _MIN_BATCH_TOKENS: Final = 128
-# A batch's widest activations have this limit on a CPU, because more would exceed its caches.
+# Maximum size of a batch's widest activations on a CPU. More would exceed the CPU's caches.
 _ACTIVATION_BYTES: Final = 8 << 20
 _Key: TypeAlias = tuple[str, str, str, RuntimeOptions]
 
@@ -43,7 +43,7 @@ class PaddedBatch:
     Attributes:
         ids: token ids (B, S).
         types: token types (B, S).
-        lengths: tokens without padding (B).
+        lengths: number of tokens of each sequence, without padding (B,).
     """
 
     ids: _Ints
@@ -63,8 +63,8 @@ class Encoder:
         session: session of the graph.
         device: name and number of the session's device.
         words: word embeddings that the session reads, which must live as long as the session.
-        max_retained_tokens: limit of tokens up to which the memory of a run on a CPU is retained
-            for the next run; the memory of a larger run is freed.
+        max_retained_tokens: maximum number of tokens in a run on a CPU whose memory is retained for
+            the next run. The memory of a larger run is freed.
     """
 
     session: ort.InferenceSession
@@ -94,7 +94,7 @@ class OpenEncoder:
 
     Attributes:
         encoder: encoder that runs a batch on all threads.
-        single: encoder that runs a batch on one thread; None if weights are not shared.
+        single: encoder that runs a batch on one thread, or None if weights are not shared.
         threads: threads that run one batch each.
     """
 
@@ -104,7 +104,7 @@ class OpenEncoder:
 
 
 class EncoderPool:
-    """The encoders in use. Thread-safe."""
+    """The encoders in use. Threads can share a pool."""
 
     def __init__(self) -> None:
         self._open: WeakValueDictionary[_Key, OpenEncoder] = WeakValueDictionary()

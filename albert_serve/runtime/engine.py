@@ -1,10 +1,10 @@
 """The ONNX Runtime engine of a bundle: one encoder for all tasks, and a small head for each task.
 
 Every head reads the same hidden states, so one encoder call serves any mix of tasks. A head
-computes only the gathered positions. Feature extraction returns the hidden states without a head.
+computes only the rows that it needs. Feature extraction returns the hidden states without a head.
 
-Shape legend: B sequences, S positions, N = B * S, H hidden size, R gathered rows, K outputs of a
-head.
+Shape legend: B sequences, S positions, N = B * S, H hidden size, R rows that a head reads, K
+outputs of a head.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from albert_serve.runtime.ort import (
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks.base import EncoderInput, Logits, group_by_length
 
-# An encoder call has an overhead, which is measured as tokens of compute.
+# The overhead of an encoder call, as the number of tokens that could be computed instead.
 _CALL_OVERHEAD_TOKENS: Final = {"cpu": 16, "cuda": 1024}
 _WARM_UP_TOKENS: Final = 32
 
@@ -56,15 +56,15 @@ _logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """The sessions of one bundle. Thread-safe.
+    """The sessions of one bundle, which threads can share.
 
     Attributes:
         config: sizes of the model.
         device: "cpu" or "cuda".
         tasks: valid values of `EncoderInput.task`: the bundle's heads and feature extraction.
-        max_batch_tokens: limit of an encoder call's tokens, with padding; a longer input runs
-            alone.
-        call_overhead_tokens: overhead of an encoder call, as tokens of compute.
+        max_batch_tokens: maximum number of tokens in an encoder call, with padding. A longer input
+            runs alone.
+        call_overhead_tokens: overhead of an encoder call, as a number of tokens that take as long.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Engine:
 
     @classmethod
     def _try_cuda(cls, bundle: Bundle, options: RuntimeOptions, pool: EncoderPool) -> Engine | None:
-        """Return an engine that has run on CUDA; if that fails, log the reason and return None."""
+        """Return an engine that has run on CUDA, or log why it failed and return None."""
         reason, cause = no_cuda_reason(), None
         if reason is None:
             try:

@@ -24,7 +24,7 @@ _SLOWER_FUSIONS: Final = ["SkipLayerNormFusion"]
 _FOLDING: Final = ["ConstantFolding", "FuseFp16InitializerToFp32NodeTransformer"]
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 
-# This disables the log of the process. Its warnings show no faults (each CUDA session has one), and
+# This disables ONNX Runtime's own log. Its warnings show no faults (each CUDA session has one), and
 # its errors are also raised.
 ort.set_default_logger_severity(4)
 
@@ -39,8 +39,8 @@ def encoder_options(options: RuntimeOptions) -> ort.SessionOptions:
 def head_options() -> ort.SessionOptions:
     """Return the session options of a head on a CPU.
 
-    One thread is enough for its few rows. Without prepacked weights, all heads and processes read
-    the same pages of the bundle.
+    One thread is enough for a head's few rows. Without prepacked weights, all heads and processes
+    read the same pages of the bundle.
     """
     session_options = _common_options(1)
     _set(session_options, "session.disable_prepacking", "1")
@@ -53,7 +53,7 @@ def cuda_options() -> ort.SessionOptions:
     """Return the session options of any graph on a CUDA device."""
     session_options = _common_options(1)
     _set(session_options, "session.use_device_allocator_for_initializers", "1")
-    # Otherwise each run dequantises int8 weights again, because this is not folded.
+    # Otherwise each run would dequantise int8 weights again, because this step is not folded.
     _set(session_options, "session.disable_quant_qdq", "1")
     return session_options
 
@@ -70,9 +70,9 @@ def open_session(
     Args:
         graph: file of the graph.
         options: session options.
-        cuda: options of the CUDA provider; None to run on the CPU.
-        folds: whether constants, such as fp32 casts of fp16 weights, are computed once and stored;
-            otherwise each run computes them.
+        cuda: options of the CUDA provider, or None to run on the CPU.
+        folds: whether constants, such as fp32 casts of fp16 weights, are computed once and stored.
+            Otherwise, each run computes them.
     """
     providers: list[Any] = [("CPUExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})]
     if cuda is not None:
@@ -84,7 +84,7 @@ def open_session(
             options,
             providers=providers,
             disabled_optimizers=disabled_optimizers,
-            enable_fallback=0,  # it would silently open a session on the CPU
+            enable_fallback=0,  # a fallback would silently open a session on the CPU
         )
     except Exception as error:  # the runtime's exceptions have no other common base
         raise BundleCorruptError(
@@ -108,7 +108,7 @@ def cpu_name() -> str:
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """Return the names of the processor's instruction sets; empty except on Linux."""
+    """Return the names of the processor's instruction sets, which are known only on Linux."""
     return frozenset(_cpu_info().get("flags", "").split())
 
 

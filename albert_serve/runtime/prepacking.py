@@ -1,6 +1,6 @@
-"""A cache on disk of encoders with weights prepacked for this machine's CPU.
+"""A disk cache of encoders whose weights are prepacked for this machine's CPU.
 
-A process that packs weights has a private copy. A process that maps prepacked weights shares its
+A process that packs weights has a private copy. A process that maps prepacked weights shares their
 pages with other processes. There is one entry for each bundle, processor and version of the
 runtime, in a folder that is named by their hash. Entries may be deleted at any time.
 """
@@ -49,7 +49,7 @@ def packed_encoder(bundle: Bundle, options: RuntimeOptions) -> Path | None:
         with FileLock(options.cache_folder / ".lock"):
             if not _is_valid(folder):
                 _make(bundle, options, folder)
-    # If the runtime cannot write a file, `open_session` raises the second error.
+    # `open_session` raises a BundleCorruptError if the runtime cannot write a file.
     except (OSError, BundleCorruptError) as error:
         reason = " ".join(str(error).split())
         _logger.warning(
@@ -63,8 +63,8 @@ def packed_encoder(bundle: Bundle, options: RuntimeOptions) -> Path | None:
 def map_words(bundle: Bundle) -> tuple[str, ort.OrtValue]:
     """Return the word embeddings' name in the graphs, and their pages in the bundle.
 
-    They replace the entry's copy, so that encoder and heads read the same pages. Word embeddings
-    are never packed, because their rows are looked up.
+    These pages replace the cache entry's copy, so that encoder and heads read the same memory. Word
+    embeddings are never packed, because their rows are looked up.
     """
     stored = read_header(bundle.weights_file)
     name = stored_name(WORDS, stored)
@@ -83,7 +83,7 @@ def _key(bundle: Bundle) -> str:
 
 
 def _is_valid(folder: Path) -> bool:
-    """Whether an entry exists and matches its checksums."""
+    """Return whether an entry exists and matches its checksums."""
     try:
         entry = _ENTRY_TYPE.validate_json((folder / _ENTRY).read_bytes())
         return all(file_entry(folder / name) == entry.get(name) for name in (_GRAPH, PACKED_FILE))

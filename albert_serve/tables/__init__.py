@@ -1,7 +1,7 @@
 """Data files: their formats, rows and columns, for training and for scoring.
 
-The standard library reads CSV, TSV and JSONL row by row, so an invalid row is an error of this row
-only. pyarrow's readers of CSV and JSON stop at a row with a different number of fields, with values
+The standard library reads CSV, TSV and JSONL row by row, so an invalid row is an error only in this
+row. pyarrow's readers of CSV and JSON stop at a row with a different number of fields, with values
 of a different type, or with bytes that are not UTF-8. pyarrow reads Parquet and Zstandard.
 """
 
@@ -26,10 +26,10 @@ def read_rows(
     options: ReadOptions = _DEFAULTS,
     prefix: str | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows of a file; a row that cannot be read has an error.
+    """Yield the rows of a file. A row that cannot be read has an error.
 
     Args:
-        prefix: text before the line or row in locations (default: the file).
+        prefix: text before the line or row number in locations (default: the file).
     """
     for row in read_unchecked(file, kind, options, prefix):
         yield row if kind.is_columnar else check_characters(row)
@@ -38,7 +38,7 @@ def read_rows(
 def read_unchecked(
     file: Path, kind: TableType, options: ReadOptions = _DEFAULTS, prefix: str | None = None
 ) -> Iterator[Row]:
-    """Yield the rows of a file like `read_rows`; texts may contain lone surrogates."""
+    """Yield the rows of a file like `read_rows`, but texts may contain lone surrogates."""
     prefix = f"{file}, " if prefix is None else prefix
     if kind.is_columnar:
         yield from columnar.read_rows(file, kind, prefix=prefix)

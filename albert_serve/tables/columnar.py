@@ -21,14 +21,14 @@ from albert_serve.tables.rows import Row, check_names
 _PURPOSE: Final = "Arrow"
 # A column of Parquet is read in parts of this size, so that row groups may have any size.
 _PARQUET_READ_BYTES: Final = 1 << 20
-# An Arrow file that can be read from its end begins with this; `datasets` writes streams.
+# Arrow files with random access begin with this, unlike the streams that `datasets` writes.
 _FILE_MAGIC: Final = b"ARROW1"
 # A folder that `datasets` saves contains these files next to the data.
 _METADATA_FILES: Final = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
 
 
 def is_dataset_metadata(file: Path) -> bool:
-    """Return whether a file in a folder of `datasets` is not its data."""
+    """Return whether a file in a folder that `datasets` saved is not data."""
     is_cache = file.suffix == ".arrow" and file.name.startswith(("cache-", "tmp"))
     return file.name in _METADATA_FILES or is_cache
 
@@ -55,13 +55,13 @@ def read_columns(
     max_bytes: int = 4 << 20,
     num_skipped: int = 0,
 ) -> Iterator[tuple[int, float, Any]]:
-    """Yield record batches of pyarrow of limited size, whatever the size of row groups.
+    """Yield pyarrow record batches of limited size, whatever the size of row groups.
 
     Each comes with the number of rows before it, and the fraction of the file up to its end.
 
     Args:
-        columns: names of the columns to read; None for all.
-        max_rows: maximum rows of a batch.
+        columns: names of the columns to read, or None for all.
+        max_rows: maximum number of rows in a batch.
         max_bytes: approximate maximum size of a batch.
         num_skipped: number of rows to skip.
     """
@@ -86,8 +86,8 @@ def read_rows(
     """Yield the rows of a file.
 
     Args:
-        columns: names of the columns to read; None for all.
-        prefix: text before the row in locations.
+        columns: names of the columns to read, or None for all.
+        prefix: text before the row number in locations.
     """
     schema, _ = read_schema(path, kind)
     check_names(path, schema.names)
@@ -99,7 +99,7 @@ def read_rows(
 
 
 def plain_rows(batch: Any) -> list[dict[str, Any]]:
-    """Return the rows of a record batch of pyarrow as Python values.
+    """Return the rows of a pyarrow record batch as Python values.
 
     Python has no times in nanoseconds, so their columns become text with nine decimals, such as
     1970-01-01T00:00:00.000001000.
@@ -110,7 +110,7 @@ def plain_rows(batch: Any) -> list[dict[str, Any]]:
             batch = batch.set_column(index, name, _time_texts(column))
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
-    except ValueError as error:  # a UnicodeDecodeError for text
+    except ValueError as error:  # such as a UnicodeDecodeError
         raise InvalidInputError(
             f"A value in the columns {', '.join(batch.schema.names)} cannot be read "
             f"({first_line(error)}). Check that the file is complete."
@@ -120,7 +120,7 @@ def plain_rows(batch: Any) -> list[dict[str, Any]]:
 
 def _time_texts(column: Any) -> Any:
     pa = import_pyarrow("pyarrow", _PURPOSE)
-    if pa.types.is_duration(column.type):  # keeps pyarrow's format
+    if pa.types.is_duration(column.type):  # durations keep pyarrow's format
         return column
     pc = import_pyarrow("pyarrow.compute", _PURPOSE)
     text = pc.replace_substring(column.cast(pa.string()), " ", "T")
@@ -167,7 +167,7 @@ def _parquet(path: Path) -> Any:
 
 @contextmanager
 def _errors(path: Path) -> Iterator[None]:
-    """Raise the errors of pyarrow about a file's content as InvalidInputError."""
+    """Convert pyarrow's errors about a file's content to InvalidInputErrors."""
     pa = import_pyarrow("pyarrow", str(path))
     try:
         yield
@@ -195,10 +195,10 @@ def _arrow_batches(path: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
 
 
 def class_names(schema: Any) -> dict[str, list[str]]:
-    """Return the names of the classes 0, 1, ... of columns that `datasets` wrote with names.
+    """Return the names of the classes 0, 1, ... by column, if `datasets` wrote such names.
 
     Args:
-        schema: schema of pyarrow.
+        schema: pyarrow schema.
     """
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
@@ -208,7 +208,7 @@ def class_names(schema: Any) -> dict[str, list[str]]:
 
 
 def _names_of(feature: Mapping[str, Any]) -> list[str]:
-    """Return the names of a ClassLabel, or of a list of ClassLabels; empty for other features."""
+    """Return the names of a ClassLabel or a list of ClassLabels, or nothing for other features."""
     inner = feature.get("feature", feature)
     if not isinstance(inner, dict) or inner.get("_type") != "ClassLabel":
         return []

@@ -7,11 +7,11 @@ from typing import Final, TypeAlias
 
 from albert_serve.errors import InvalidInputError
 
-# The column of a text, and of its second text if there may be one.
+# The column of a text, and the column of its second text, or None for single texts.
 TextColumns: TypeAlias = tuple[str, str | None]
 
-# The first pair of columns that a file has is used: GLUE's, SICK's and MRPC's. QNLI's is before the
-# others of GLUE, because its second column is also the name of a single text.
+# The first of these pairs that a file has is used (GLUE, SICK, MRPC). QNLI's pair precedes GLUE's
+# other pairs, because its second column is also the name of a single text.
 PAIRS: Final[Sequence[TextColumns]] = (
     ("text", "text_pair"),
     ("question", "sentence"),
@@ -38,7 +38,7 @@ CONTEXTS: Final[Sequence[TextColumns]] = (
     *(("ctx_a", "ctx_b"), ("ctx_a", None)),
     *(("prompt", None), ("question", None), ("question_stem", None), ("text", None)),
 )
-# Similar texts have these columns, perhaps with a dissimilar text or a score of similarity.
+# Similar texts have these columns, perhaps with a dissimilar text or a similarity score.
 SIMILAR: Final[Sequence[tuple[str, ...]]] = (
     *(("anchor", "positive", "negative"), ("anchor", "positive")),
     *(("sentence1", "sentence2"), ("sentence_A", "sentence_B")),
@@ -53,7 +53,7 @@ CHOICES: Final = ("choices", "options", "endings")
 def find_column(
     names: Collection[str], usual_names: Sequence[str], requested: str | None = None
 ) -> str | None:
-    """Return the requested column, or else the first usual column; None if it does not exist."""
+    """Return the requested column, or the first usual column if none is requested, or None."""
     candidates = usual_names if requested is None else (requested,)
     matches = (find_name(names, candidate) for candidate in candidates)
     return next((match for match in matches if match is not None), None)
@@ -65,10 +65,10 @@ def find_texts(
     text: str | None = None,
     pair: str | None = None,
 ) -> TextColumns | None:
-    """Return the columns of a text and of its second text, if it has one; None without a match.
+    """Return the columns of a text and its second text, if any, or None without a match.
 
     Args:
-        usual_names: columns to look for; the first match is returned.
+        usual_names: columns to look for. The first match is returned.
         text, pair: requested columns, which replace the usual columns.
     """
     for first, second in usual_names if text is None else ((text, None),):

@@ -1,4 +1,4 @@
-"""CSV and TSV: the delimiter, and rows with the numbers of their lines.
+"""CSV and TSV: the delimiter, and rows with their line numbers.
 
 Fields of CSV may be quoted, as in RFC 4180. In TSV, quotes are ordinary characters, as in GLUE's
 files, except in fields that are quoted as pandas and Excel do it.
@@ -22,7 +22,7 @@ from albert_serve.tables.rows import ReadOptions, Row, check_names
 # Written files have these delimiters.
 DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
 _LIKELY_DELIMITERS: Final = ",;\t|"
-# Matches a field of one line without tabs that needs its quotes.
+# This matches a quoted field of one line without tabs that needs its quotes.
 _QUOTED: Final = re.compile(r'""|"(?:[^"]|"")*(?:""|\r)(?:[^"]|"")*"')
 # A quoted field of TSV has at most this number of lines.
 _MAX_QUOTED_LINES: Final = 1000
@@ -48,7 +48,7 @@ class Table(NamedTuple):
     is_strict: bool
 
     def rows(self, prefix: str) -> Iterator[Row]:
-        """Yield the rows; `prefix` is the text before the line in locations."""
+        """Yield the rows. `prefix` is the text before the line number in locations."""
         for number, fields in self.cells:
             location, error = f"{prefix}line {number}", None
             num_missing = len(self.names) - len(fields)
@@ -63,7 +63,7 @@ class Table(NamedTuple):
 
 
 def open_table(path: Path, lines: Lines, table_format: Format, options: ReadOptions) -> Table:
-    """Return a table; its first row names the columns unless the options do."""
+    """Return a table, whose first row names the columns unless the options do."""
     delimiter, cells = _read_cells(path, lines, table_format, options)
     number, first = next(cells, (1, []))
     if not first:
@@ -74,7 +74,7 @@ def open_table(path: Path, lines: Lines, table_format: Format, options: ReadOpti
             "`iconv -f CP1252 -t UTF-8`."
         )
     names: Sequence[str] = first
-    # If the row has only one field, the delimiter is wrong.
+    # If the row has only one field, the delimiter is probably wrong.
     if len(first) > 1 and options.names_by_order and (ordered := options.names_by_order(first)):
         names, cells = ordered, chain([(number, first)], cells)
     else:
@@ -87,7 +87,7 @@ def _read_cells(
 ) -> tuple[str, Iterator[tuple[int, list[str]]]]:
     """Return the delimiter of a table, and the number and fields of each line that is not blank.
 
-    Without an option, the delimiter comes from a line such as `sep=;`. Otherwise, it is a tab or,
+    The delimiter is the option, or that of a first line such as `sep=;`. Otherwise, it is a tab or,
     for CSV, the delimiter that splits the header into the most columns.
     """
     numbered = enumerate(lines.checked(path), start=1)
@@ -112,7 +112,7 @@ def _read_cells(
 
 
 def likely_delimiter(header: str) -> str | None:
-    """Return the delimiter that splits a header into the most columns; None without a delimiter."""
+    """Return the delimiter that splits a header into the most columns, or None if it has none."""
     counts = {delimiter: len(_fields(header, delimiter)) for delimiter in _LIKELY_DELIMITERS}
     best = max(counts, key=counts.__getitem__)
     return best if counts[best] > 1 else None

@@ -141,7 +141,7 @@ class Lines(NamedTuple):
     """An open file of lines.
 
     Attributes:
-        stream: text of the file; bytes that are not UTF-8 are lone surrogates (`is_utf8`).
+        stream: text of the file, with lone surrogates for bytes that are not UTF-8 (`is_utf8`).
         beginning: first characters of the stream.
         position: function that returns the number of bytes read from disk.
     """
@@ -151,7 +151,7 @@ class Lines(NamedTuple):
     position: Callable[[], int]
 
     def bounded(self) -> Iterator[str | None]:
-        """Yield the lines; None in place of a line of more than `MAX_LINE_BYTES`."""
+        """Yield the lines, with None in place of a line of more than `MAX_LINE_BYTES`."""
         while line := self.stream.readline(MAX_LINE_BYTES + 1):
             if len(line) <= MAX_LINE_BYTES:
                 yield line
@@ -161,7 +161,7 @@ class Lines(NamedTuple):
             yield None
 
     def checked(self, path: Path) -> Iterator[str]:
-        """Yield the lines; a line of more than `MAX_LINE_BYTES` is an error."""
+        """Yield the lines. A line of more than `MAX_LINE_BYTES` is an error."""
         for number, line in enumerate(self.bounded(), start=1):
             if line is None:
                 raise InvalidInputError(
@@ -174,7 +174,7 @@ class Lines(NamedTuple):
 def open_lines(path: Path, compression: str = "") -> Iterator[Lines]:
     """Open a file of lines in UTF-8, or in UTF-16 with a byte order mark or ASCII at its beginning.
 
-    Lines end in LF or CR LF; they end in CR if the beginning of the file has only CR.
+    Lines end in LF or CR LF, or in CR if the beginning of the file has no LF.
     """
     with path.open("rb") as raw:
         try:
@@ -215,7 +215,7 @@ def damaged(path: Path, reason: Exception | str) -> InvalidInputError:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a library's message; if it is empty, the error's type."""
+    """Return the first line of a library's message, or the error's type if there is none."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
@@ -237,7 +237,7 @@ def is_utf8(text: str) -> bool:
 
 
 def compressor(raw: BinaryIO, compression: str) -> BinaryIO:
-    """Return a stream that compresses into `raw`; a file may consist of several such streams."""
+    """Return a stream that compresses into `raw`. A file may consist of several such streams."""
     stream: Any = raw
     if compression == ".zst":
         pa = import_pyarrow("pyarrow", ".zst")

@@ -19,7 +19,7 @@ def read_rows(lines: Lines, prefix: str, *, is_strict: bool) -> Iterator[Row]:
 
     Args:
         lines: lines of the file.
-        prefix: text prefix the line in locations.
+        prefix: text before the line number in locations.
         is_strict: whether numbers that JSON does not have are errors.
     """
     loads = _strict_json if is_strict else json.loads

@@ -1,4 +1,4 @@
-"""A row of a data file, and the options of reading rows."""
+"""A row of a data file, and the options for reading rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from albert_serve.errors import InvalidInputError, RequestError
 from albert_serve.tables.formats import is_utf8
 
-# Maps the first row of a file to the names of its columns; to nothing if the row is a header.
+# A function from a file's first row to its column names, or to nothing if the row is a header.
 NamesByOrder: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # These surrogates replace bytes that are not UTF-8.
@@ -27,8 +27,8 @@ class Row(NamedTuple):
     Attributes:
         location: file and line or row, for messages.
         values: values by column name.
-        error: reason why the row cannot be read; None if it can.
-        header: file and line of the names of the columns; the file if it has no such line.
+        error: reason why the row cannot be read, or None if it can be read.
+        header: file and line of the column names, or only the file if it has no such line.
         classes: names of the classes 0, 1, ... by column, if the file has such names.
         position: number of bytes on disk up to the end of the row.
     """
@@ -43,12 +43,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadOptions:
-    """Options of reading rows.
+    """The options for reading rows.
 
     Attributes:
-        delimiter: delimiter of CSV and TSV; None to detect it.
-        has_quotes: False if quotes are ordinary characters.
-        names_by_order: returns the column names of CSV and TSV files that may lack a header.
+        delimiter: delimiter of CSV and TSV, or None to detect it.
+        has_quotes: whether quotes can enclose fields. Otherwise, they are ordinary characters.
+        names_by_order: function that returns the columns of a CSV or TSV file if it has no header.
         is_strict: whether a row that ends early, a column without a name and a number that JSON
             does not have are errors. Otherwise, their values are None and NaN.
     """

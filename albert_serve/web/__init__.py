@@ -80,7 +80,7 @@ def _reply(request: Request, file: _File) -> Response:
 
 @functools.cache
 def _files() -> dict[str, _File]:
-    """Return the page's files by name; they are read once."""
+    """Return the page's files by name, which are read once."""
     files = {}
     for entry in resources.files(__name__).iterdir():
         media_type = _MEDIA_TYPES.get(PurePath(entry.name).suffix)
