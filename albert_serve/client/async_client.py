@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 
 class AsyncAlbertClient:
-    """Client of a service for asyncio, on one event loop at a time.
+    """A client of a service for asyncio, on one event loop at a time.
 
     A method takes one input or a list, and returns one result or a list. A column of a DataFrame
     (pandas, polars) or an array counts as a list. A long list is split into as many requests as the
@@ -78,15 +78,15 @@ class AsyncAlbertClient:
     Args:
         base_url: address of the service, such as "http://127.0.0.1:3000" (default: ALBERT_URL).
         model: name of a hosted model (default: the service's default model).
-        api_key: bearer token; "" for none (default: ALBERT_API_KEY, if set).
+        api_key: bearer token, or "" for none (default: ALBERT_API_KEY, if set).
         timeout_s: time limit of a call in seconds, including all its requests and delays.
         num_retries: maximum number of retries of a request.
         max_concurrency: maximum number of concurrent requests for a list or stream.
         max_reply_bytes: maximum size of a decoded reply; the client stops reading at this size.
-        http_client: httpx client to use instead of a new one; this client does not close it.
+        http_client: httpx client to use instead of a new one, which this client does not close.
 
     Every method raises:
-        InvalidInputError: an input or option is invalid; raised by the service or before sending.
+        InvalidInputError: an input or option is invalid, for the service or a check before sending.
         QueueFullError: the service is still overloaded after all retries.
         NotReadyError: the service is unreachable, starting or shutting down.
         DeadlineExceededError: no reply arrived in time.
@@ -125,7 +125,7 @@ class AsyncAlbertClient:
         device: Device = "auto",
         timeout_s: float = LOCAL_TIMEOUT_S,
     ) -> Self:
-        """Open a model in this process; methods and answers are the same as with a service.
+        """Open a model in this process, with the same methods and answers as a service.
 
             async with AsyncAlbertClient.local("models/albert-small-en") as albert:
                 await albert.fill_mask("Paris is the capital of [MASK].")
@@ -138,7 +138,7 @@ class AsyncAlbertClient:
             bundle: folder of a bundle or a checkpoint, `bentoml:NAME[:VERSION]`, or OWNER/NAME on
                 the Hugging Face Hub (default: the default model). A checkpoint is exported first,
                 which requires the extra `train`.
-            num_threads: threads of a run (default: the CPUs that this process may use).
+            num_threads: number of threads of a run (default: the number of usable CPUs).
             device: "cpu", "cuda", or "auto", which uses CUDA if it works.
             timeout_s: time limit of a call in seconds.
 
@@ -195,12 +195,12 @@ class AsyncAlbertClient:
 
         Keyword Args:
             top_k (int): number of predictions for each mask (default: 5).
-            targets (str | list[str]): tokens to choose from; if the vocabulary lacks a token, its
-                first piece is scored (default: the whole vocabulary).
+            targets (str | list[str]): tokens to choose from (default: the whole vocabulary). If the
+                vocabulary lacks a token, its first piece is scored.
             truncation (bool): whether long texts are truncated, not rejected (default: False).
 
         Returns:
-            `FilledToken`s, likeliest first; if a text has several masks, such a list for each mask.
+            `FilledToken`s, likeliest first, or one such list per mask if a text has several masks.
 
         Raises:
             NoMaskError: a text has no mask.
@@ -221,7 +221,7 @@ class AsyncAlbertClient:
         """Return the labels of a text or a pair of texts, best first.
 
         Args:
-            inputs: text, or `{"text", "text_pair"}` as a dictionary or a `TextInput`; or a list.
+            inputs: text, `{"text", "text_pair"}` as a dictionary or `TextInput`, or a list.
 
         Keyword Args:
             top_k (int): number of labels (default: all).
@@ -249,17 +249,17 @@ class AsyncAlbertClient:
         """Return the answer to a question in a context of any length.
 
         Args:
-            inputs: `{"question", "context"}` as a dictionary or a `QuestionContext`; or a list.
+            inputs: `{"question", "context"}` as a dictionary or `QuestionContext`, or a list.
 
         Keyword Args:
             top_k (int): number of answers (default: 1).
-            doc_stride (int): tokens that neighbouring windows share (default: 128, or fewer if
-                windows are short).
-            max_answer_len (int): maximum tokens of an answer (default: 15).
-            max_question_len (int): maximum tokens of a question, which is truncated to it (default:
+            doc_stride (int): number of tokens that neighbouring windows share (default: 128, or
+                fewer if windows are short).
+            max_answer_len (int): maximum number of tokens in an answer (default: 15).
+            max_question_len (int): number of tokens to which a question is truncated (default:
                 unlimited).
-            max_seq_len (int): maximum tokens of question and window together (default: 384, or the
-                model's maximum if smaller).
+            max_seq_len (int): maximum number of tokens in question and window together (default:
+                384, or the model's maximum if smaller).
             handle_impossible_answer (bool | None): whether "no answer" competes, as an empty answer
                 (default: if the model has a threshold for it).
             null_score_diff_threshold (float): margin by which the logit of "no answer" must exceed
@@ -269,7 +269,7 @@ class AsyncAlbertClient:
                 False).
 
         Returns:
-            An `Answer` for each input; a list of `Answer`s if `top_k` is more than 1.
+            An `Answer` for each input, or a list of `Answer`s if `top_k` is more than 1.
         """
         return await self._exchange.call(requests.QUESTION_ANSWERING, inputs, options)
 
@@ -287,7 +287,7 @@ class AsyncAlbertClient:
         """Return the probability that the second text follows the first.
 
         Args:
-            inputs: `{"text", "text_pair"}` as a dictionary or a `TextPair`; or a list.
+            inputs: `{"text", "text_pair"}` as a dictionary or `TextPair`, or a list.
 
         Keyword Args:
             truncation (bool): whether long texts are truncated, not rejected (default: False).
@@ -343,7 +343,7 @@ class AsyncAlbertClient:
 
         Args:
             inputs: text, or a list of texts.
-            candidate_labels: labels: a list, or a text that separates them by commas.
+            candidate_labels: list of labels, or a text with labels that are separated by commas.
 
         Keyword Args:
             hypothesis_template (str): sentence about a label, with {} in place of the label
@@ -356,8 +356,8 @@ class AsyncAlbertClient:
             A list of `LabelScore`s for each input.
 
         Raises:
-            NotFoundError: the model has no classifier with a label for entailment, like the default
-                model.
+            NotFoundError: the model (such as the default model) has no classifier with a label for
+                entailment.
         """
         is_text = isinstance(candidate_labels, str)
         labels = candidate_labels if is_text else list(candidate_labels)
@@ -385,15 +385,15 @@ class AsyncAlbertClient:
                 "simple" (label of each token), or by a word's label: "first" (of its first token),
                 "average" (best mean score), "max" (highest score) (default: "first").
             ignore_labels (list[str]): labels that are not returned (default: ["O"]).
-            stride (int): tokens that neighbouring windows share (default: 128, or fewer if windows
-                are short).
+            stride (int): number of tokens that neighbouring windows share (default: 128, or fewer
+                if windows are short).
             truncation (bool): no effect, because texts of any length are read (default: False).
 
         Returns:
-            `EntityGroup`s for each input; `ClassifiedToken`s if `aggregation_strategy` is "none".
+            `EntityGroup`s for each input, or `ClassifiedToken`s with the strategy "none".
 
         Raises:
-            NotFoundError: the model has no head for this task, like the default model.
+            NotFoundError: the model (such as the default model) has no head for this task.
         """
         return await self._exchange.call(requests.TOKEN_CLASSIFICATION, inputs, options)
 
@@ -455,7 +455,7 @@ class AsyncAlbertClient:
                 (default: "right").
 
         Returns:
-            A list of vectors for each input; a vector has as many floats as the hidden size.
+            A list of vectors for each input. A vector has as many floats as the hidden size.
         """
         return await self._exchange.call(requests.TOKEN_FEATURES, inputs, options)
 
@@ -481,7 +481,7 @@ class AsyncAlbertClient:
             timeout_s: time limit in seconds.
 
         Raises:
-            NotReadyError: the service does not accept requests in time; the message has the last
+            NotReadyError: the service does not accept requests in time. The message has the last
                 error.
             RequestError: the service rejects the health check, for example for an unknown model.
         """
@@ -492,9 +492,9 @@ class AsyncAlbertClient:
 
         Args:
             task: name of an endpoint, such as "fill-mask".
-            rows: iterable of inputs of the task; for "sentence-order", pairs or lists of sentences
-                as for `coherence`.
-            options: options of the task's method; with `pooling="none"`, "feature-extraction"
+            rows: iterable of the task's inputs. For "sentence-order", these are pairs, or lists of
+                sentences as for `coherence`.
+            options: options of the task's method. With `pooling="none"`, "feature-extraction"
                 returns token vectors like `token_features`.
 
         Returns:

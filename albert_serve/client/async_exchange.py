@@ -44,13 +44,13 @@ _Batch: TypeAlias = tuple[int, list[Any] | Exception]
 
 
 class AsyncAnswerStream(AsyncIterator[Any]):
-    """Iterator over the answers to rows, in the order of the rows.
+    """An iterator over the answers to rows, in the order of the rows.
 
     The stream reads about 500 rows ahead and sends them in requests of 32, so memory is bounded. If
     the rows' iterator raises an error, the stream raises it after the answers to previous rows.
     After the end of `async with`, or `aclose`, no other request is sent.
 
-    A rejected row raises its error and ends the stream; with `with_errors`, the stream continues.
+    A rejected row raises its error and ends the stream. With `with_errors`, the stream continues.
     `error.input_index` is the row's index. All other errors end the stream: a service that is
     overloaded or unreachable after all retries, an invalid key or option.
     """
@@ -84,11 +84,11 @@ class AsyncAnswerStream(AsyncIterator[Any]):
 
 
 class AsyncExchange:
-    """Sender of calls to one service, which caches the service's limits.
+    """A sender of calls to one service, which caches the service's limits.
 
     Args:
         server: address of the service, and options of calls.
-        http_client: httpx client of the caller; None for a new client.
+        http_client: httpx client of the caller, or None for a new client.
 
     Attributes:
         is_own: whether `aclose` closes the httpx client.
@@ -113,7 +113,7 @@ class AsyncExchange:
         return answer
 
     async def send(self, call: Call[ReplyT]) -> ReplyT:
-        """Return the answer to a call; a list is split into parts within the service's limits."""
+        """Return the answer to a call. A list is split into parts within the service's limits."""
         deadline, progress = self._deadline(), CallProgress()
         if call.num_items < 2:
             return await self._try(call, deadline, progress)
@@ -157,7 +157,7 @@ class AsyncExchange:
                     yield answer
 
     async def probe(self, timeout_s: float | None = None) -> RequestError | None:
-        """Return the error of a health check; None if the service accepts requests."""
+        """Return the error of a health check, or None if the service accepts requests."""
         deadline = Deadline(self._server.base_url, timeout_s or self._server.timeout_s)
         try:
             HEALTH.answer(await self._receive(HEALTH, deadline))
@@ -220,7 +220,7 @@ class AsyncExchange:
     async def _answer(
         self, parts: list[Call[Any]], deadline: Deadline, progress: CallProgress
     ) -> list[Any]:
-        """Return the answers to parts of a list; split a part that is too large in halves."""
+        """Return the answers to parts of a list, splitting a part that is too large in halves."""
         answers: list[Any] = []
         while parts:
             part, *parts = parts
@@ -234,7 +234,7 @@ class AsyncExchange:
         return answers
 
     async def _try(self, call: Call[ReplyT], deadline: Deadline, progress: CallProgress) -> ReplyT:
-        """Send a request; retry it after a delay while `Retries` allows."""
+        """Send a request, and retry it after a delay while `Retries` allows this."""
         retries = Retries(self._server.num_retries, deadline, progress)
         while True:
             try:
@@ -283,7 +283,7 @@ class AsyncExchange:
 
 
 async def _batches(rows: AnyIterable[Any]) -> AsyncGenerator[_Batch, None]:
-    """Yield batches of rows; an error of the iterator comes after the rows."""
+    """Yield batches of rows. An error of the iterator comes after the rows."""
     start = 0
     batch: list[Any] = []
     failure: Exception | None = None

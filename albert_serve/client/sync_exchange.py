@@ -45,13 +45,13 @@ _Batch: TypeAlias = tuple[int, list[Any] | Exception]
 
 
 class AnswerStream(Iterator[Any]):
-    """Iterator over the answers to rows, in the order of the rows.
+    """An iterator over the answers to rows, in the order of the rows.
 
     The stream reads about 500 rows ahead and sends them in requests of 32, so memory is bounded. If
     the rows' iterator raises an error, the stream raises it after the answers to previous rows.
     After the end of `with`, or `close`, no other request is sent.
 
-    A rejected row raises its error and ends the stream; with `with_errors`, the stream continues.
+    A rejected row raises its error and ends the stream. With `with_errors`, the stream continues.
     `error.input_index` is the row's index. All other errors end the stream: a service that is
     overloaded or unreachable after all retries, an invalid key or option.
     """
@@ -85,11 +85,11 @@ class AnswerStream(Iterator[Any]):
 
 
 class Exchange:
-    """Sender of calls to one service, which caches the service's limits.
+    """A sender of calls to one service, which caches the service's limits.
 
     Args:
         server: address of the service, and options of calls.
-        http_client: httpx client of the caller; None for a new client.
+        http_client: httpx client of the caller, or None for a new client.
 
     Attributes:
         is_own: whether `close` closes the httpx client.
@@ -114,7 +114,7 @@ class Exchange:
         return answer
 
     def send(self, call: Call[ReplyT]) -> ReplyT:
-        """Return the answer to a call; a list is split into parts within the service's limits."""
+        """Return the answer to a call. A list is split into parts within the service's limits."""
         deadline, progress = self._deadline(), CallProgress()
         if call.num_items < 2:
             return self._try(call, deadline, progress)
@@ -155,7 +155,7 @@ class Exchange:
                 yield from answers
 
     def probe(self, timeout_s: float | None = None) -> RequestError | None:
-        """Return the error of a health check; None if the service accepts requests."""
+        """Return the error of a health check, or None if the service accepts requests."""
         deadline = Deadline(self._server.base_url, timeout_s or self._server.timeout_s)
         try:
             HEALTH.answer(self._receive(HEALTH, deadline))
@@ -218,7 +218,7 @@ class Exchange:
     def _answer(
         self, parts: list[Call[Any]], deadline: Deadline, progress: CallProgress
     ) -> list[Any]:
-        """Return the answers to parts of a list; split a part that is too large in halves."""
+        """Return the answers to parts of a list, splitting a part that is too large in halves."""
         answers: list[Any] = []
         while parts:
             part, *parts = parts
@@ -232,7 +232,7 @@ class Exchange:
         return answers
 
     def _try(self, call: Call[ReplyT], deadline: Deadline, progress: CallProgress) -> ReplyT:
-        """Send a request; retry it after a delay while `Retries` allows."""
+        """Send a request, and retry it after a delay while `Retries` allows this."""
         retries = Retries(self._server.num_retries, deadline, progress)
         while True:
             try:
@@ -280,7 +280,7 @@ class Exchange:
 
 
 def _batches(rows: Iterable[Any]) -> Generator[_Batch, None, None]:
-    """Yield batches of rows; an error of the iterator comes after the rows."""
+    """Yield batches of rows. An error of the iterator comes after the rows."""
     start = 0
     batch: list[Any] = []
     failure: Exception | None = None
