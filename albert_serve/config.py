@@ -16,7 +16,7 @@ Activation = Literal["gelu_tanh", "gelu"]
 # The storage type of matrices.
 Precision = Literal["fp32", "fp16", "int8"]
 
-# Maps our names to the keys of Hugging Face's config.json.
+# This maps our names to the keys of Hugging Face's config.json.
 _HF_KEYS: Final[dict[str, str]] = {
     "vocab_size": "vocab_size",
     "embedding_size": "embedding_size",
@@ -45,7 +45,7 @@ _HF_DEFAULTS: Final[dict[str, Any]] = {
     "num_attention_heads": 64,
     "intermediate_size": 16384,
 }
-# The limit protects the memory, because each layer has an entry in `AlbertConfig.layer_plan`.
+# A limit is needed, because each layer has an entry in `AlbertConfig.layer_plan`.
 _MAX_LAYERS: Final = 4096
 _HF_ACTIVATIONS: Final[dict[str, Activation]] = {
     "gelu_new": "gelu_tanh",

@@ -100,7 +100,7 @@ class Serving:
 
     @bentoml.on_shutdown  # type: ignore[untyped-decorator]
     async def close(self) -> None:
-        """Answer the accepted requests, then close the models; a composing service calls it too."""
+        """Answer the accepted requests, then close the models, also for a composing service."""
         await self._models.close()
 
     def __is_ready__(self) -> bool:

@@ -24,7 +24,7 @@ BUNDLE_VARIABLE: Final = "ALBERT_SERVE_BUNDLE"
 MODELS_VARIABLE: Final = "ALBERT_SERVE_MODELS"
 DEFAULT_VARIABLE: Final = "ALBERT_SERVE_DEFAULT_MODEL"
 CACHE_VARIABLE: Final = "ALBERT_SERVE_CACHE"
-# This precedes a tag of BentoML's model store, where a folder is also possible.
+# This prefix distinguishes a tag of BentoML's model store from a folder.
 STORE_PREFIX: Final = "bentoml:"
 # These two are not settings. The supervisor sets them for its workers.
 SUPERVISOR_VARIABLE: Final = "_ALBERT_SERVE_SUPERVISOR"
@@ -126,7 +126,8 @@ class Settings(BaseModel):
     """The settings of a deployment. docs/operate.md describes each.
 
     Attributes:
-        bundle: folder to serve, or tag of BentoML's model store, or None if `models` is set.
+        bundle: bundle to serve (folder or tag of BentoML's model store), or None if `models` is
+            set.
         models: folder of bundles to serve.
         max_batch_tokens: maximum number of tokens in a batch (default: the engine's maximum).
         allowed_hosts: hosts that requests may name (default: all, or only the loopback's names if
@@ -184,7 +185,7 @@ class Settings(BaseModel):
         values: dict[str, Any] = {
             field: source[variable].strip()
             for variable, field in VARIABLES.items()
-            # An empty variable of keys reaches `_check_set`, which rejects it.
+            # An empty variable for keys reaches `_check_set`, which rejects it.
             if source.get(variable, "").strip() or ("keys" in field and variable in source)
         }
         if "models" not in values:
@@ -262,7 +263,7 @@ def _text(value: object) -> str:
 
 # The variables whose names differ from their fields.
 _NAMES: Final = {"num_workers": "WORKERS", "num_threads": "THREADS", "cache_folder": "CACHE"}
-# Maps variables to fields.
+# This maps variables to fields.
 VARIABLES: Final = {
     _PREFIX + _NAMES.get(field, field.upper()): field for field in Settings.model_fields
 }

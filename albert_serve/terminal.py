@@ -13,7 +13,7 @@ from albert_serve.errors import printable
 def prepare_output() -> None:
     """Print characters that the output's encoding lacks as escapes, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # not without a console or in a notebook
+        if isinstance(stream, io.TextIOWrapper):  # for example, notebooks have another type
             stream.reconfigure(errors="backslashreplace")
 
 

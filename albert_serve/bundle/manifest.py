@@ -154,7 +154,7 @@ class Manifest(_Frozen):
     """The content of `manifest.json`.
 
     Attributes:
-        config: keys of Hugging Face's `config.json`; `AlbertConfig.from_hf` reads them.
+        config: keys of Hugging Face's `config.json`, which `AlbertConfig.from_hf` reads.
         heads: entry of each head, by the name of its task, or by `named_head` if it is additional.
         precision: storage type of matrices. int8 matrices are also multiplied in int8.
         kept_fp32: parts that stay in fp32.

@@ -27,12 +27,12 @@ TaskName = Literal[
 Shape = tuple[int, ...]
 CLASSIFICATION: Final[TaskName] = "text-classification"
 TOKENS: Final[TaskName] = "token-classification"
-# A classifier has such a NAME. Its head is `text-classification/NAME`, and file names contain NAME.
+# Pattern of a classifier's NAME in its head, `text-classification/NAME`, and in file names.
 HEAD_NAME: Final = "[a-z0-9][a-z0-9_-]{0,63}"
 WORDS: Final = "albert.embeddings.word_embeddings.weight"
 # An int8 matrix has one scale per output, in a tensor with its name and this suffix.
 SCALE_SUFFIX: Final = "_scale"
-# If the matrix's inputs are smoothed before they are quantised, their factors have this suffix.
+# If an int8 matrix's inputs are smoothed before quantisation, their factors have this suffix.
 SMOOTHING_SUFFIX: Final = "_smoothing_scale"
 # This is enough for 100,000 tensors. The safetensors library reads six times as much.
 _MAX_HEADER_BYTES: Final = 16 << 20

@@ -1,4 +1,4 @@
-"""The command line, `albert-serve COMMAND`; training and export add commands by entry points."""
+"""The command line, `albert-serve COMMAND`. Training and export add commands by entry points."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class _ScoredTask:
         to_columns: function from an item's JSON answer to the column values that are not null.
         texts: other usual column names of the first two fields.
         defaults: default parameters of the job.
-        optional_columns: the job parameter that adds an optional column, by column.
+        optional_columns: name of the job parameter that adds each optional column, by column.
     """
 
     fields: tuple[str, ...]

@@ -49,7 +49,7 @@ def score_files(
 
     Args:
         scorer: scorer of the task.
-        inputs: files, globs and folders; `-` is standard input.
+        inputs: files, globs and folders, or `-` for standard input.
         output: file, which is replaced when the job is complete, or folder, which contains the
             parts. A pipe, a device or `-` is written immediately.
         options: options of the job (default: `ScoreOptions()`).
@@ -315,7 +315,7 @@ def _open_stream(target: Path) -> Iterator[BinaryIO]:
     try:
         yield stream
     except BaseException:
-        # Closing writes the rest of the buffer, which fails again.
+        # Closing the stream writes the rest of its buffer, which would fail again.
         with suppress(OSError):
             stream.close()
         raise

@@ -21,7 +21,7 @@ class ScoreOptions:
     """The options of a job.
 
     Attributes:
-        parameters: task parameters for every row; parameters of a row take precedence.
+        parameters: task parameters for every row. Parameters of a row take precedence.
         truncation: whether long texts are truncated. Otherwise, their rows fail. A parameter of the
             same name takes precedence.
         columns: input column of each field of the task (default: the column with the field's name).

@@ -19,7 +19,7 @@ from albert_serve.tables.formats import has_known_suffix
 
 _STDIN: Final = "/dev/stdin"
 _GLOB_CHARACTERS: Final = frozenset("*?[")
-# One slash, because `Path` shortens s3:// to s3:/. A single letter would be a drive.
+# This expects one slash, because `Path` shortens s3:// to s3:/. A single letter would be a drive.
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
@@ -41,7 +41,7 @@ def find_inputs(patterns: Sequence[str | Path], output: Path) -> list[tuple[Path
     jobs (`*.parts/`), and files in the output folder.
 
     Args:
-        patterns: paths, globs and folders; `-` is stdin.
+        patterns: paths, globs and folders, or `-` for stdin.
         output: output of the job.
     """
     files: list[tuple[Path, Path | None]] = []

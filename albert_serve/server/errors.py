@@ -72,7 +72,7 @@ class _Reply:
     """A reply that is sent with the request's id.
 
     Attributes:
-        status: HTTP status; None until the reply has begun.
+        status: HTTP status, or None until the reply has begun.
         is_finished: whether the complete reply has been sent.
     """
 
@@ -133,7 +133,7 @@ async def _reply_to_rejection(request: Request, error: Exception) -> Response:
     message = messages.get(HTTPStatus(status), HTTPStatus(status).phrase)
     kind = request_error(status, message).error_type
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        kind = "method_not_allowed"  # without a class, because our clients never cause it
+        kind = "method_not_allowed"  # this status has no class, because our clients never cause it
     response = _error_reply(scope, status, kind, message)
     if allow:
         response.headers["Allow"] = allow

@@ -72,7 +72,7 @@ async def _answer(
 ) -> tuple[list[Prepared[Any]], Any]:
     """Return the prepared items of a request, and the body of its reply."""
     preparation = admission.call(_prepare, model, task, parse)
-    del parse  # the function refers to the body
+    del parse  # `parse` keeps the body in memory
     parsed, prepared = await preparation
     logits = await model.batcher.run(inputs_of(prepared), admission.left_s)
     return prepared, await admission.call(_finish, parsed, prepared, logits)

@@ -124,7 +124,7 @@ class RepeatedWarning:
     """A warning that is logged at most every 10 s, because overload would cause too many lines.
 
     Args:
-        message: format of the line; its first argument is the number of events since the last line.
+        message: format of the line. Its first argument is the number of events since the last line.
     """
 
     def __init__(self, logger: logging.Logger, message: str) -> None:

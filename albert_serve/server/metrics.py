@@ -156,7 +156,7 @@ class _PrometheusObserver(BatchObserver):
         self._batch_tokens = metrics.batch_tokens.labels(model)
         self._batch_inputs = metrics.batch_inputs.labels(model)
         self._padding_tokens = metrics.padding_tokens.labels(model)
-        # Cached, because `labels` takes a lock, which would be slow for each request.
+        # This is cached, because `labels` takes a lock, which would be slow for each request.
         self._task_metrics = cache(partial(_TaskMetrics.find, metrics, model))
         for task in tasks:
             self._task_metrics(task)

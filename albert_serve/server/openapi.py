@@ -172,7 +172,8 @@ def _schemas() -> tuple[dict[str, Any], dict[str, Any]]:
     schemas = {**requests["$defs"], **parts["$defs"]}
     for schema in schemas.values():
         for field in schema.get("properties", {}).values():
-            # Code generators do not accept an object as a default. Its fields have these defaults.
+            # Code generators reject an object as a default. The object's fields have the same
+            # defaults.
             if isinstance(field.get("default"), dict):
                 del field["default"]
     return schemas, {name: schema for (name, _), schema in replies.items()}

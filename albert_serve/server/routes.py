@@ -36,7 +36,7 @@ def make_app(openapi: Callable[[], dict[str, Any]]) -> Starlette:
     """Return the application, which answers 503 until `app.state.models` is set.
 
     Args:
-        openapi: function that returns the OpenAPI document; it is called once.
+        openapi: function that returns the OpenAPI document, and is called only once.
     """
 
     @functools.cache

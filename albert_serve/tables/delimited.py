@@ -22,7 +22,7 @@ from albert_serve.tables.rows import ReadOptions, Row, check_names
 # Written files have these delimiters.
 DELIMITERS: Final = {"csv": ",", "tsv": "\t"}
 _LIKELY_DELIMITERS: Final = ",;\t|"
-# This matches a quoted field of one line without tabs that needs its quotes.
+# This matches a quoted field that needs its quotes although it has no tab and only one line.
 _QUOTED: Final = re.compile(r'""|"(?:[^"]|"")*(?:""|\r)(?:[^"]|"")*"')
 # A quoted field of TSV has at most this number of lines.
 _MAX_QUOTED_LINES: Final = 1000
@@ -98,7 +98,7 @@ def _read_cells(
         number, first = next(numbered, (number, ""))
     if delimiter is None:
         delimiter = (likely_delimiter(first) or ",") if table_format == "csv" else "\t"
-    csv.field_size_limit(MAX_LINE_BYTES)  # of all readers of the process
+    csv.field_size_limit(MAX_LINE_BYTES)  # applies to all readers of the process
     all_lines = chain([first], (line for _, line in numbered))
     cells = _split(first, delimiter)
     if not options.has_quotes:
@@ -119,7 +119,7 @@ def likely_delimiter(header: str) -> str | None:
 
 
 def _fields(line: str, delimiter: str) -> list[str]:
-    csv.field_size_limit(MAX_LINE_BYTES)  # of all readers of the process
+    csv.field_size_limit(MAX_LINE_BYTES)  # applies to all readers of the process
     return next(csv.reader([line.rstrip("\r\n").replace("\r", " ")], delimiter=delimiter), [])
 
 

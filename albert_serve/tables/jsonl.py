@@ -61,7 +61,7 @@ def _array_rows(lines: Lines, prefix: str, loads: Callable[[str], Any]) -> Itera
     try:
         records = loads(content)
     except (ValueError, RecursionError) as error:
-        # The file has lines of arrays, or its array is incomplete.
+        # Either each line is an array, or the file's array is incomplete.
         message = f"{location} is not JSON, or not an object: {error}."
         yield Row(location, {}, MalformedRequestError(message))
         return

@@ -144,7 +144,7 @@ def _read_targets(
         raise InvalidInputError(
             "None of the targets contains a token. Use words that can replace the mask."
         )
-    if len(warnings) > _MAX_WARNINGS:  # a header, whose size is limited, holds them
+    if len(warnings) > _MAX_WARNINGS:  # the header of the warnings has a size limit
         last = f"The same applies to {len(warnings) - _MAX_WARNINGS} more targets."
         warnings = [*warnings[:_MAX_WARNINGS], last]
     return np.array(list(ids), dtype=np.int64), tuple(warnings)

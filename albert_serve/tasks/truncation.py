@@ -47,7 +47,7 @@ class Truncator:
     """An encoder that truncates or rejects texts with more tokens than the model has positions.
 
     Attributes:
-        mode: "truncate" removes tokens; "error" raises a TextTooLongError.
+        mode: "truncate" to remove tokens, or "error" to raise a TextTooLongError.
     """
 
     tokenizer: AlbertTokenizer

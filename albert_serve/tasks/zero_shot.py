@@ -51,7 +51,7 @@ class ZeroShot:
         for name, entry in classifier.setup.heads.items():
             if (entailment := _column(entry, _ENTAILMENT)) is not None:
                 contradiction = _column(entry, _CONTRADICTION)
-                if contradiction is None:  # `transformers` guesses so, too
+                if contradiction is None:  # `transformers` makes this guess, too
                     contradiction = 0 if entailment else entry.num_outputs - 1
                 return cls(classifier, name, entailment, contradiction)
         raise NotFoundError(

@@ -53,7 +53,7 @@ class _Parser(httptools.HttpRequestParser):
     def __init__(self, protocol: LimitedHttpProtocol) -> None:
         super().__init__(protocol)
         self._protocol = protocol
-        with contextlib.suppress(AttributeError):  # not in httptools before 0.6.3
+        with contextlib.suppress(AttributeError):  # httptools before 0.6.3 lacks this method
             self.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def feed_data(self, data: bytes | bytearray | memoryview | array[int]) -> None:

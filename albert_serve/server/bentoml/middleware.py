@@ -36,7 +36,7 @@ def order_middleware(
 
     Args:
         bentomls: BentoML's middleware.
-        find: function that returns the limits and the task of a target, or None.
+        find: function that returns the limits and the task of a target, or None for other targets.
         is_main: whether our routes answer instead of BentoML's endpoints.
     """
     parts: list[Middleware] = []
@@ -48,7 +48,7 @@ def order_middleware(
     # BentoML measures and, if there is an exporter, traces all admitted requests.
     parts += _adapt(bentomls, is_main=is_main)
     if is_main:
-        # The parts inside get a request id, a log line and our error replies.
+        # All requests to the inner parts get a request id, a log line and our error replies.
         parts.append(Middleware(ErrorReplies))
         if settings.allowed_hosts and "*" not in settings.allowed_hosts:
             # Hosts precede keys, so that a page with a forged name learns nothing about the keys.

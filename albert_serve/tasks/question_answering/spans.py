@@ -18,7 +18,7 @@ from albert_serve.tokenizer import word_bounds
 
 # Scores are normalised over this number of spans, as in BERT's original n-best list.
 NUM_BEST: Final = 20
-# Spans in memory at a time: 512 for each of 100,000 tokens would take gigabytes.
+# Number of spans in memory at a time. 512 spans for each of 100,000 tokens would take gigabytes.
 _MAX_CANDIDATES: Final = 1 << 20
 
 

@@ -18,7 +18,7 @@ from albert_serve.api.schemas import AggregationStrategy
 from albert_serve.tokenizer import is_spaceless, word_bounds
 
 OUTSIDE: Final = "O"
-# Maps prefixes of BIO, IO, BIOES, BILOU and BMES to their equivalents in BIOES.
+# This maps prefixes of BIO, IO, BIOES, BILOU and BMES to their equivalents in BIOES.
 _PREFIXES: Final = {"B": "B", "I": "I", "M": "I", "E": "E", "L": "E", "S": "S", "U": "S"}
 _BEGINS: Final = "BS"
 _ENDS: Final = "ES"

@@ -36,7 +36,7 @@ class WindowedText:
     """A text that is encoded in windows.
 
     Attributes:
-        inputs: encoder input of each window; the head reads the rows of the text's tokens.
+        inputs: encoder input of each window, of which the head reads the rows of the text's tokens.
         encoding: tokens of the text.
     """
 
