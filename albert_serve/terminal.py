@@ -27,7 +27,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error and a reference to the help, and exit with status 2."""
-        self.exit(2, f"error: {printable(message)}. See `{self.prog} --help`.\n")
+        sentence = printable(message).removesuffix(".")
+        self.exit(2, f"error: {sentence}. See `{self.prog} --help`.\n")
 
 
 def make_parser(prog: str, description: str | None, examples: str) -> CommandParser:

@@ -19,7 +19,7 @@ from pyarrow import dataset, parquet
 
 from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.answers import SCORED_TASKS, answer_columns
-from albert_serve.scoring.inputs import RowBatch
+from albert_serve.scoring.inputs import RowBatch, RowSelection, arrow_batches
 from albert_serve.scoring.job import score_files
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.rows import RowReader
@@ -36,6 +36,13 @@ from tests.albert_serve.scoring.jobs import (
     write_dataset,
     write_jsonl,
 )
+
+
+def test_a_record_batch_is_divided_by_its_bytes() -> None:
+    [batch] = pyarrow.table({"text": ["a" * 1000] * 8}).to_batches()
+    selection = RowSelection(fields=lambda names: names, keep=None, max_rows=8, max_bytes=3100)
+    parts = arrow_batches(batch, selection, "row ", 0)
+    assert [len(part.values) for part in parts] == [3, 3, 2]
 
 
 def test_parts_of_parquet_are_bounded_by_what_is_kept(tmp_path: Path) -> None:
