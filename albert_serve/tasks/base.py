@@ -207,7 +207,7 @@ def best(scores: NDArray[np.float64], candidates: NDArray[np.int64], top_k: int)
     """
     values = scores[candidates]
     if top_k < len(candidates):
-        largest = np.argpartition(-values, top_k - 1)[:top_k]
-        candidates, values = candidates[largest], values[largest]
-    order = np.lexsort((candidates, -values))
+        is_large = values >= np.partition(values, -top_k)[-top_k]
+        candidates, values = candidates[is_large], values[is_large]
+    order = np.lexsort((candidates, -values))[:top_k]
     return [int(candidate) for candidate in candidates[order]]

@@ -21,7 +21,7 @@ from albert_serve.api.schemas import ProblemType, ScoreFunction
 from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.errors import TextTooLongError
 from albert_serve.tasks import TASKS, Prepared, TaskSetup, open_task
-from albert_serve.tasks.base import Logits, sigmoid, softmax
+from albert_serve.tasks.base import Logits, best, sigmoid, softmax
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.support import Answerer
 
@@ -188,6 +188,12 @@ def test_probabilities_are_probabilities(values: list[float]) -> None:
     scores = sigmoid(logits)
     assert ((scores >= 0) & (scores <= 1)).all()
     assert (np.diff(scores[np.argsort(logits)]) >= 0).all()
+
+
+def test_equal_scores_are_sorted_by_id() -> None:
+    scores = np.array([1.0, 2.0, 1.0, 1.0, 2.0, 1.0])
+    assert best(scores, np.array([5, 4, 3, 2, 1, 0]), top_k=3) == [1, 4, 0]
+    assert best(scores, np.array([5, 3, 2]), top_k=3) == [2, 3, 5]
 
 
 @pytest.mark.parametrize(
