@@ -43,7 +43,8 @@ from albert_serve.settings import (
     num_workers,
 )
 
-# BentoML's clients wait this long. Deadlines are shorter, because their replies give a reason.
+# BentoML's clients give up after this time. Our deadlines are shorter, so that a client gets a
+# reply with the reason.
 _BENTOML_TIMEOUT_S: Final = 60
 _app = make_app(lambda: describe_service(AlbertServe.openapi_spec.asdict()))
 _metrics = cache(Metrics)  # a process has only one, even with several instances of the service
@@ -92,7 +93,8 @@ class Serving:
     async def start(self) -> None:
         """Start hosting the models."""
         _app.state.models = self.hosted
-        if threading.current_thread() is threading.main_thread():  # not in a test's server
+        # Tests run the server in another thread, where no signal handler can be set.
+        if threading.current_thread() is threading.main_thread():
             self._drain_on_sigterm()
             # A full garbage collection stops all requests, so it skips the objects that exist now.
             gc.collect()

@@ -48,7 +48,7 @@ from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD
 HUGGING_FACE_FILES: Final = ("config.json", "tokenizer_config.json", "spiece.model", "vocab.txt")
 _JSON_OBJECT: Final = TypeAdapter(dict[str, JsonValue])
 _THRESHOLD: Final = TypeAdapter(Annotated[FiniteFloat, Strict()] | None)
-# Fields of a head that may be set after training, in a bundle's manifest.
+# Fields of a manifest's heads that may be set after training.
 _TUNED_FIELDS: Final = {"temperature", "null_score_diff_threshold"}
 
 

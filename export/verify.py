@@ -175,8 +175,8 @@ def _differences(
     token_rows = _token_rows(batch)
     actual_RH = hidden_BSH.reshape(expected_RH.shape)
     yield "encoder", _compare(expected_RH[token_rows], actual_RH[token_rows])
-    num_each = _NUM_ROWS // 2
-    rows = np.unique(np.concatenate([token_rows[:num_each], token_rows[-num_each:]]))
+    num_per_end = _NUM_ROWS // 2
+    rows = np.unique(np.concatenate([token_rows[:num_per_end], token_rows[-num_per_end:]]))
     for task, head in heads.items():
         (actual_RK,) = head.run(None, {"hidden_states": hidden_BSH, "rows": rows})
         yield task, _compare(model.logits(task, expected_RH[rows]), actual_RK)

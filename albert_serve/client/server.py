@@ -98,8 +98,9 @@ class _OneLoop:
         self._loop = self._loop or loop
         if self._loop is not loop:
             raise ConfigError(
-                "This AsyncAlbertClient was used on another event loop. Create one in each "
-                "(`async with AsyncAlbertClient(...)` inside asyncio.run), or use AlbertClient."
+                "This AsyncAlbertClient was used on another event loop. Create a client for each "
+                "event loop (`async with AsyncAlbertClient(...)` inside asyncio.run), or use "
+                "AlbertClient."
             )
 
 

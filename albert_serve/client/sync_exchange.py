@@ -275,7 +275,7 @@ class Exchange:
                     f"The reply of {response.url} has more than {self._server.max_reply_bytes} "
                     "bytes. Request less (fewer inputs, a smaller top_k), or raise max_reply_bytes."
                 )
-            deadline.remaining_s()  # a thread checks the time only here
+            deadline.remaining_s()  # raises at the deadline: the sync client has no asyncio.timeout
         return bytes(content)
 
 

@@ -1,1 +1,1 @@
-"""ONNX Runtime over a bundle."""
+"""Inference on a bundle's model with ONNX Runtime."""

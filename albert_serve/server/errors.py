@@ -133,7 +133,8 @@ async def _reply_to_rejection(request: Request, error: Exception) -> Response:
     message = messages.get(HTTPStatus(status), HTTPStatus(status).phrase)
     kind = request_error(status, message).error_type
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        kind = "method_not_allowed"  # this status has no class, because our clients never cause it
+        # This status has no error class, because our clients never cause it.
+        kind = "method_not_allowed"
     response = _error_reply(scope, status, kind, message)
     if allow:
         response.headers["Allow"] = allow

@@ -50,7 +50,7 @@ class LoadResult:
 
     Attributes:
         latencies_s: latency of each reply with status 200, in seconds.
-        failures: descriptions of replies with another status, and of errors.
+        failures: descriptions of errors, and of replies whose status is not 200.
         bodies: body of the first reply with status 200 to each request, by the request's index.
         seconds: time from the first request to the last reply.
     """

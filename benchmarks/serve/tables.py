@@ -86,7 +86,7 @@ class ServeReport:
 
 
 def _summary(results: Sequence[ServedResult]) -> str:
-    """Return a table of the best throughputs with a p99 of at most the saturated peer's."""
+    """Return a table of each service's best throughput within the saturated peer's p99."""
     peer = results[0]
     level = peer.saturation()
     best, max_s = peer.per_s(level), peer.latency_s(level, 99)

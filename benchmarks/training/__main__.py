@@ -34,7 +34,8 @@ from training.options.values import parse_count, parse_duration
 
 # Number of tokens per step. Larger steps were not faster.
 _BATCH_TOKENS: Final = {"cpu": 4096, "cuda": 65536}
-# Number of `transformers` rows per row of ours, for models where 1 is not the fastest.
+# Batch size of `transformers` relative to ours, for models that it trains faster with another
+# batch size than ours.
 _HF_ROWS: Final = {"small": 2}
 _BATCHES_OF_EXAMPLES: Final = 32
 _GB: Final = 1e9

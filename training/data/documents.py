@@ -170,7 +170,7 @@ def _text_column(
 
 @cache
 def _report_column(column: str) -> None:
-    print(f'Files without a column "text" are read from their only column of texts, {column}.')
+    print(f'There is no column "text", so the only column of texts, "{column}", is read.')
 
 
 def _checked(row: Row, column: str) -> str:

@@ -178,8 +178,8 @@ class FinetuneConfig(
         initialize_from: folder of a checkpoint, model on the Hugging Face Hub, or None for the
             default model.
         heads: configurations of the named classifiers.
-        question_length: maximum number of tokens in a question with a window of its context, or
-            None without questions.
+        question_length: maximum number of tokens in a question plus a window of its context, or
+            None if the run has no questions.
 
     The recipe sets the length, the batch sizes and the hyperparameters that are None.
 

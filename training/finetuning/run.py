@@ -102,4 +102,4 @@ def _report(trained: TrainedRun, tasks: Sequence[TrainingTask], config: Finetune
         num_texts = sum(count.num_texts for count in counts)
         print(describe_long_texts(num_long, num_texts, config.length, truncation=True))
     if trained.status == 0 and (command := export_command(config)):
-        print(f"To export and measure it on the validation files, run: {command}")
+        print(f"To export the checkpoint and measure it on the validation files, run: {command}")

@@ -112,8 +112,8 @@ def join_world(device: torch.device) -> Iterator[World]:
     try:
         with ExitStack() as stack:
             if not world.is_main:
-                nowhere = Path(os.devnull).open("w", encoding="utf-8", errors="replace")  # noqa: SIM115
-                stack.enter_context(redirect_stdout(stack.enter_context(nowhere)))
+                null_file = Path(os.devnull).open("w", encoding="utf-8", errors="replace")  # noqa: SIM115
+                stack.enter_context(redirect_stdout(stack.enter_context(null_file)))
                 stack.enter_context(no_progress())
                 disable_progress_bars()  # of downloads
             yield world

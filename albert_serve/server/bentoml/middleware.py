@@ -48,7 +48,7 @@ def order_middleware(
     # BentoML measures and, if there is an exporter, traces all admitted requests.
     parts += _adapt(bentomls, is_main=is_main)
     if is_main:
-        # All requests to the inner parts get a request id, a log line and our error replies.
+        # From here on, requests get an id and a log line, and errors get our replies.
         parts.append(Middleware(ErrorReplies))
         if settings.allowed_hosts and "*" not in settings.allowed_hosts:
             # Hosts precede keys, so that a page with a forged name learns nothing about the keys.

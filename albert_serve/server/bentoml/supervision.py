@@ -49,7 +49,7 @@ def end_worker(error: Exception) -> None:
         os._exit(1)
 
 
-def _watch(watcher: Watcher, init: Any, metrics: Path, *args: Any, **options: Any) -> None:
+def _watch(watcher: Watcher, original_init: Any, metrics: Path, *args: Any, **options: Any) -> None:
     """Initialise a watcher that replaces its workers, and set variables for this service's workers.
 
     If another service composes this one, its workers share BentoML's metrics.
@@ -65,4 +65,4 @@ def _watch(watcher: Watcher, init: Any, metrics: Path, *args: Any, **options: An
         env = allocator_variables() | env
         env |= {METRICS_VARIABLE: str(metrics), SUPERVISOR_VARIABLE: str(os.getpid())}
         options["hooks"] = {"after_reap": (remove_gauges, False)}
-    init(watcher, *args, **options | {"respawn": True}, env=env)
+    original_init(watcher, *args, **options | {"respawn": True}, env=env)

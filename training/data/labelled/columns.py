@@ -66,7 +66,7 @@ class Columns:
         return bool(self.indicators) or self.separator is not None
 
     def names_by_order(self, first: Sequence[str]) -> Sequence[str]:
-        """Return the column names of a file whose first row is data, or none if it is a header."""
+        """Return `headerless` if the first row is data, or no names if the row is a header."""
         return self.headerless if set(first).isdisjoint(self.headerless) else ()
 
 

@@ -67,8 +67,10 @@ def read_spans(config: QuestionConfig, setup: TrainingSetup, batch_size: int) ->
                 f"{num_repaired:,} of {len(questions):,} answers were not at their answer_start. "
                 "Corrected the offsets, which were unambiguous."
             )
-        questions_shown = progress(questions, title="tokenising questions", unit="questions")
-        examples = _windows(questions_shown, setup.tokenizer, length)
+        questions_with_progress = progress(
+            questions, title="tokenising questions", unit="questions"
+        )
+        examples = _windows(questions_with_progress, setup.tokenizer, length)
     if config.validation:
         check_metric(config.metric, ("f1", "exact_match", "loss"), "questions")
         with collecting(errors, EvaluationError):

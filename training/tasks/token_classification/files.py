@@ -255,8 +255,9 @@ def _entity(value: Any, text: str) -> tuple[Entity, bool]:
         )
     if entity_text is None and _are_in_utf_16(start, end, text):
         raise ValueError(
-            f"An entity from {start} to {end} divides words, unless the offsets count UTF-16. "
-            'Count code points, as Python does, or add the "text" of each entity.'
+            f"The entity from {start} to {end} starts or ends inside a word, so its offsets seem "
+            "to count UTF-16 code units. Count code points, as Python does, or add the "
+            '"text" of each entity.'
         )
     left, right = len(part) - len(part.lstrip()), len(part) - len(part.rstrip())
     return Entity(start + left, end - right, label), False
