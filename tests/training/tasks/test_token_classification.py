@@ -115,7 +115,7 @@ def test_offsets_are_checked_with_the_text_of_their_entity(tmp_path: Path, capsy
     ]
     assert f"not at their offsets (corrected): {file}, line 1" in capsys.readouterr().out
     for row, message in (
-        (entity("Rio", starts[2]), "divides words, unless .* UTF-16"),
+        (entity("Rio", starts[2]), "inside a word, .* UTF-16"),
         (entity("Rio", starts[2], text="Rome"), "not 'Rome', which occurs 0 times"),
     ):
         file = write_jsonl(tmp_path / "a.jsonl", {"text": text, "entities": [row]})
