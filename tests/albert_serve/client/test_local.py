@@ -162,7 +162,7 @@ def test_a_fork_is_told_to_open_its_own_model(bundle_dir: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
     )
-    assert re.search(r"opened in process \d+, .* fork.*\. Open", done.stdout)
+    assert re.search(r"is a fork of process \d+, .*\. Open", done.stdout)
     assert re.search(r"^(negative|positive)$", done.stdout, re.MULTILINE)
 
 

@@ -126,7 +126,7 @@ def test_a_table_becomes_a_file_of_its_rows_that_is_named_by_them(
         ([{"review": "a", "mood": 1}, {"review": "b", "mood": "x"}], "The list cannot be read"),
         (pandas.DataFrame({"review": [], "mood": []}), "The DataFrame has no rows"),
         (pandas.Series(["a", "b"]), "The Series cannot be read as a table"),
-        (3, r"The int cannot be read as a table .*\. Use files, a frame of pandas"),
+        (3, r"The int cannot be read as a table .*\. Use files, a DataFrame of pandas"),
     ],
 )
 def test_what_is_no_table_is_refused(data: Any, message: str, configure: Configure) -> None:

@@ -188,7 +188,7 @@ def test_a_step_of_each_process_is_one_micro_batch(
     file = write(tmp_path / "a.csv", "anchor,positive\n" + "a city,a river\n" * 8)
     setup = replace(setup, world=World(size=2), micro_batch_size=2)
     read_task(setup, file, batch_size=5)
-    assert "compares the 2 examples of each process" in capsys.readouterr().out
+    assert "compares the 2 examples within each process" in capsys.readouterr().out
     with pytest.raises(RunError, match="Use --batch-size 4, or a shorter --length"):
         read_task(setup, file, batch_size=6)
     pairs = write(tmp_path / "b.csv", "query,answer\na,b\n")
