@@ -72,6 +72,13 @@ def _ours(precision: str, devices: tuple[DeviceName, ...] = ("cpu",)) -> Contest
     )
 
 
+def _scoring(precision: str) -> Contestant:
+    """Return a contestant that scores a file, as `albert-serve score` does."""
+    ours = _ours(precision)
+    name = f"{ours.name}, scoring a file"
+    return replace(ours, name=name, kinds=("texts",), settings={"scores": "file"})
+
+
 def _half(name: str, kinds: tuple[CaseKind, ...] = KINDS, **settings: str) -> Contestant:
     """Return a contestant that runs `transformers` in fp16 on a GPU."""
     return Contestant(
@@ -85,7 +92,7 @@ def _half(name: str, kinds: tuple[CaseKind, ...] = KINDS, **settings: str) -> Co
 
 
 # Answers and speeds are compared with the first contestant's. The settings were the fastest that we
-# tried on the machine in docs/measurements.md. The texts in a batch have similar lengths.
+# tried on an AMD EPYC with AVX-512. The texts in a batch have similar lengths.
 CONTESTANTS: Final[dict[str, Contestant]] = {
     "transformers-fp32": Contestant(
         name="transformers fp32", module="hf", model_format="checkpoint", devices=("cpu", "cuda")
@@ -122,6 +129,8 @@ CONTESTANTS: Final[dict[str, Contestant]] = {
     "ours-fp32": _ours("fp32"),
     "ours-int8": _ours("int8"),
     "ours-fp16": _ours("fp16", _CUDA),
+    "score-fp32": _scoring("fp32"),
+    "score-int8": _scoring("int8"),
 }
 
 

@@ -10,13 +10,11 @@ from typing import Final
 import numpy as np
 
 from benchmarks.engine.contestants import BASELINE, CONTESTANTS, TEXTS, Contestant, EngineTurn
-from benchmarks.harness.page import bullets, table
+from benchmarks.harness.page import bullets, median_of, table
 
 _MEGA: Final = 1e6
 # The tables compare each of these contestants with all contestants.
-_COMPARED: Final = tuple(
-    CONTESTANTS[key].name for key in (BASELINE, "ours-fp32", "ours-int8", "ours-fp16")
-)
+_OURS: Final = tuple(CONTESTANTS[key].name for key in ("ours-fp32", "ours-int8", "ours-fp16"))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,13 +39,13 @@ class EngineResult:
         return f"**{name}**" if name.startswith("ours") else name
 
 
-def speed_ratio(turns: Sequence[EngineTurn], baseline: Sequence[EngineTurn]) -> float:
-    """Return how many times faster than the baseline `turns` are, as the median over rounds.
+def speed_ratios(turns: Sequence[EngineTurn], baseline: Sequence[EngineTurn]) -> list[float]:
+    """Return how many times as fast as the baseline `turns` are, by round.
 
     Other load on the machine varies less within a round than between rounds.
     """
     pairs = zip(turns, baseline, strict=True)
-    return statistics.median(turn.items_per_s / base.items_per_s for turn, base in pairs)
+    return [turn.items_per_s / base.items_per_s for turn, base in pairs]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,18 +108,18 @@ def _describe(lengths: Sequence[int]) -> str:
 
 def _stream(report: EngineReport) -> str:
     results = report.of_case(TEXTS)
-    rivals = [result for result in results if result.contestant.name in _COMPARED]
+    ours = [result for result in results if result.contestant.name in _OURS]
     rows = [
         [
             result.title,
-            f"{statistics.median(turn.items_per_s for turn in result.turns[TEXTS]):.2f}",
-            *(f"{speed_ratio(result.turns[TEXTS], rival.turns[TEXTS]):.2f}" for rival in rivals),
+            median_of([turn.items_per_s for turn in result.turns[TEXTS]]),
+            *(median_of(speed_ratios(our.turns[TEXTS], result.turns[TEXTS])) for our in ours),
             str(result.contestant.batch_size or "own"),
             *_agreement(result, results[0]),
         ]
         for result in results
     ]
-    names = [f"times {rival.contestant.name}" for rival in rivals]
+    names = [f"{our.contestant.name}, times as fast" for our in ours]
     return table(["", "texts/s", *names, "batch", "largest difference", "same label"], rows)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
+import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +31,14 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [headings, rule, *rows])
 
 
+def median_of(values: Sequence[float], digits: int = 2) -> str:
+    """Return the median of the rounds, and their smallest and largest value in brackets."""
+    median, low, high = (
+        f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))
+    )
+    return f"{median} ({low}–{high})" if len(values) > 1 else median
+
+
 def bullets(lines: Iterable[str]) -> str:
     """Return a Markdown list."""
     return "\n".join(f"- {line}" for line in lines)
@@ -42,13 +52,21 @@ def write_results(folder: Path, report: DataclassInstance, tables: str) -> None:
 
 
 def describe_machine(num_threads: int) -> Iterator[str]:
-    """Yield lines about hardware, load and versions."""
+    """Yield lines about hardware, load, versions and the commit."""
     flags = f"({', '.join(name for name in _REPORTED_FLAGS if name in cpu_flags())})"
     threads = f"{num_threads} threads of {num_usable_cpus()} CPUs"
     yield f"{processor_name()} {flags}, {threads}; {platform.platform()}"
     one_minute, five_minutes, _ = os.getloadavg()
     yield f"load before the start: {one_minute:.2f} over 1 minute, {five_minutes:.2f} over 5"
     yield ", ".join([f"Python {platform.python_version()}", *_versions()])
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude=*"],  # noqa: S607
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    yield f"commit {described.stdout.strip() or 'unknown'}"
 
 
 def _versions() -> Iterator[str]:

@@ -47,6 +47,7 @@ _EXAMPLES: Final = """\
 examples:
   python -m benchmarks.serve
   python -m benchmarks.serve --texts imdb/test.jsonl.xz
+  python -m benchmarks.serve --texts-per-request 16 --num-requests 10 --levels 1 2 4 8
   python -m benchmarks.serve --num-requests 24 --levels 1 8 --rounds 1 --level-time 0.5
 
 Nothing else should run on the machine.
@@ -67,7 +68,7 @@ def _measure(options: argparse.Namespace) -> ServeReport:
     num_pieces = AlbertTokenizer.from_file(shipped_bundle() / TOKENIZER_FILE).vocab_size
     config = preset(options.preset, vocab_size=num_pieces)
     checkpoint = make_checkpoint(config, folder / "checkpoint", *TASKS)
-    stream = make_stream(checkpoint, options.texts, options.num_requests)
+    stream = make_stream(checkpoint, options.texts, options.num_requests, options.texts_per_request)
     services = [peer_service(checkpoint, options.threads), *_our_services(checkpoint, options)]
     results = [ServedResult(service=service) for service in services]
     _take_turns(results, stream, options)
@@ -137,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     texts_help = "text, or JSONL with a field `text` (default: a few articles)"
     add("--texts", nargs="+", type=Path, metavar="FILE", default=[WIKI], help=texts_help)
     add("--num-requests", type=int, default=80, help="requests per pass (default: %(default)s)")
+    add("--texts-per-request", type=int, default=1, help="texts per request (default: %(default)s)")
     levels = [1, 2, 4, 8, 16, 32, 64]
     add(
         "--levels",
@@ -152,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
         default=3.0,
         help="seconds in which passes begin (default: %(default)s)",
     )
-    add("--rounds", type=int, default=2, help="turns per service (default: %(default)s)")
+    add("--rounds", type=int, default=3, help="turns per service (default: %(default)s)")
     add(
         "--threads",
         type=int,

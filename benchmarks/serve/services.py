@@ -36,33 +36,41 @@ _END_S: Final = 90.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamItem:
-    """A text to classify, or a text with a mask to fill.
+    """Texts to classify, or texts with a mask to fill.
 
     Attributes:
-        num_tokens: number of tokens in the text, including special tokens.
+        num_tokens: number of tokens in the texts, including special tokens.
     """
 
     task: str
-    text: str
+    texts: Sequence[str]
     num_tokens: int
 
 
-def make_stream(checkpoint: Path, texts: Sequence[Path], num_requests: int) -> list[StreamItem]:
-    """Draw requests from files: the tasks alternate, and the lengths are in random order."""
+def make_stream(
+    checkpoint: Path, files: Sequence[Path], num_requests: int, num_texts: int
+) -> list[StreamItem]:
+    """Draw requests of `num_texts` texts each: the tasks alternate, the lengths are random."""
     tokenizer = Tokenizer.from_file(str(checkpoint / TOKENIZER_FILE))
     max_tokens = AlbertConfig.from_hf(read_config(checkpoint)).max_positions
     draw = random.Random(_SEED)
-    items = []
     # Two tokens are left free, because a mask may have more tokens than the word it replaces.
-    for index, (text, _) in enumerate(draw_texts(texts, tokenizer, num_requests, max_tokens - 2)):
+    drawn = draw_texts(files, tokenizer, num_requests * num_texts, max_tokens - 2)
+    items = []
+    for index, start in enumerate(range(0, len(drawn), num_texts)):
         task = TASKS[index % len(TASKS)]
+        texts = [text for text, _ in drawn[start : start + num_texts]]
         if task == "fill-mask":
-            words = text.split()
-            words[draw.randrange(len(words))] = "[MASK]"
-            text = " ".join(words)
-        num_tokens = len(tokenizer.encode(text).ids)
-        items.append(StreamItem(task=task, text=text, num_tokens=num_tokens))
+            texts = [_with_mask(text, draw) for text in texts]
+        num_tokens = sum(len(tokenizer.encode(text).ids) for text in texts)
+        items.append(StreamItem(task=task, texts=texts, num_tokens=num_tokens))
     return items
+
+
+def _with_mask(text: str, draw: random.Random) -> str:
+    words = text.split()
+    words[draw.randrange(len(words))] = "[MASK]"
+    return " ".join(words)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +164,7 @@ def our_service(name: str, bundle: Path, num_threads: int) -> ServedModel:
             "ALBERT_SERVE_WORKERS": "1",
             "ALBERT_SERVE_THREADS": str(num_threads),
         },
-        call=lambda item: (f"/{item.task}", {"inputs": item.text}),
+        call=lambda item: (f"/{item.task}", {"inputs": item.texts}),
     )
 
 
@@ -169,5 +177,5 @@ def peer_service(checkpoint: Path, num_threads: int) -> ServedModel:
             "PEER_CHECKPOINT": str(checkpoint.absolute()),
             "OMP_NUM_THREADS": str(num_threads),
         },
-        call=lambda item: (_PEER_PATHS[item.task], {"texts": [item.text]}),
+        call=lambda item: (_PEER_PATHS[item.task], {"texts": item.texts}),
     )

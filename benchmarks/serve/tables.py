@@ -6,11 +6,11 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.harness.page import bullets, table
+from benchmarks.harness.page import bullets, median_of, table
 from benchmarks.serve.load import LoadResult
 from benchmarks.serve.services import ServedModel, StreamItem
 
@@ -89,7 +89,7 @@ def _summary(results: Sequence[ServedResult]) -> str:
     """Return a table of each service's best throughput within the saturated peer's p99."""
     peer = results[0]
     level = peer.saturation()
-    best, max_s = peer.per_s(level), peer.latency_s(level, 99)
+    max_s = peer.latency_s(level, 99)
     rows = []
     for result in results:
         within = level if result is peer else result.best_within(max_s)
@@ -97,13 +97,18 @@ def _summary(results: Sequence[ServedResult]) -> str:
         if within is not None:
             cells = [f"{result.per_s(within):.1f}", str(within), _ms(result.latency_s(within, 99))]
             cells += [
-                f"{result.per_s(within) / best:.2f}",
+                median_of(_ratios(result.levels[within], peer.levels[level])),
                 f"{_largest_difference(peer, result):.1e}",
             ]
         name = result.service.name if result is peer else f"**{result.service.name}**"
         rows.append([name, *cells, str(len(result.failures))])
     headings = ["requests/s", "connections", "p99, ms", "times the peer", "scores differ by"]
     return table(["", *headings, "failed"], rows)
+
+
+def _ratios(runs: Sequence[LoadResult], peer_runs: Sequence[LoadResult]) -> list[float]:
+    """Return how many times the peer's requests per second a service answers, by round."""
+    return [run.per_s / peer.per_s for run, peer in zip(runs, peer_runs, strict=True)]
 
 
 def _levels(results: Sequence[ServedResult]) -> str:
@@ -124,8 +129,9 @@ def _describe(stream: Sequence[StreamItem]) -> str:
     lengths = [item.num_tokens for item in stream]
     tasks = ", ".join(dict.fromkeys(item.task for item in stream))
     return (
-        f"{len(lengths)} requests of one text each, {min(lengths)} to {max(lengths)} tokens "
-        f"({statistics.fmean(lengths):.0f} on average), by turns {tasks}"
+        f"{len(lengths)} requests of {len(stream[0].texts)} texts, {min(lengths)} to "
+        f"{max(lengths)} tokens per request ({statistics.fmean(lengths):.0f} on average), by turns "
+        f"{tasks}"
     )
 
 
@@ -138,10 +144,13 @@ def _largest_difference(peer: ServedResult, result: ServedResult) -> float:
     peer_bodies, bodies = (next(iter(side.levels.values()))[0].bodies for side in (peer, result))
     largest = 0.0
     for index in peer_bodies.keys() & bodies.keys():
-        [best], answers = json.loads(peer_bodies[index]), json.loads(bodies[index])
-        best = best[0] if isinstance(best, list) else best
-        answers = answers[0] if isinstance(answers[0], list) else answers
-        key = "label" if "label" in best else "token"
-        scores = [answer["score"] for answer in answers if answer[key] == best[key]]
-        largest = max(largest, abs(best["score"] - (scores[0] if scores else 0.0)))
+        pairs = zip(json.loads(peer_bodies[index]), json.loads(bodies[index]), strict=True)
+        for [best, *_], answers in (map(_as_list, pair) for pair in pairs):
+            key = "label" if "label" in best else "token"
+            scores = [answer["score"] for answer in answers if answer[key] == best[key]]
+            largest = max(largest, abs(best["score"] - (scores[0] if scores else 0.0)))
     return largest
+
+
+def _as_list(answer: dict[str, Any] | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return answer if isinstance(answer, list) else [answer]

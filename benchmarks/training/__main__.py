@@ -22,7 +22,7 @@ import torch
 from albert_serve.config import PRESETS
 from albert_serve.terminal import make_parser
 from albert_serve.tokenizer import AlbertTokenizer
-from benchmarks.harness.page import bullets, describe_machine, table, write_results
+from benchmarks.harness.page import bullets, describe_machine, median_of, table, write_results
 from benchmarks.harness.process import REPOSITORY, BenchmarkError, Worker
 from benchmarks.harness.texts import WIKI
 from benchmarks.training.case import PretrainingCase, make_examples, sized_config
@@ -72,7 +72,7 @@ class TrainerResult:
         return [self.name, *cells, by_clock, by_cpu]
 
     def _ratio(self, ours: TrainerResult, seconds: Callable[[TrainerTurn], float]) -> str:
-        """Return how many times faster ours is: the median of the rounds' ratios.
+        """Return how many times as fast ours is: the median of the rounds' ratios.
 
         Other load on the machine varies less within a round than between rounds.
         """
@@ -80,7 +80,7 @@ class TrainerResult:
             (our_turn.num_tokens / seconds(our_turn)) / (turn.num_tokens / seconds(turn))
             for our_turn, turn in zip(ours.turns, self.turns, strict=True)
         ]
-        return f"{statistics.median(rates):.2f}x"
+        return median_of(rates)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -95,7 +95,7 @@ class TrainingReport:
         sections = [bullets(self.machine)]
         for title, results in self.cases.items():
             rows = [result.cells(results[0]) for result in results if result.turns]
-            headings = ["", "tokens/s", "memory", "warm-up", "ours is faster", "by CPU time"]
+            headings = ["", "tokens/s", "memory", "warm-up", "ours, times as fast", "by CPU time"]
             failures = [f"{result.name}: {result.failure}" for result in results if result.failure]
             sections += [f"{title}:", table(headings, rows), *failures]
         return "\n\n".join(sections) + "\n"

@@ -13,7 +13,7 @@ import torch
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.engine.__main__ import main as run_engine
 from benchmarks.engine.contestants import EngineTurn
-from benchmarks.engine.tables import speed_ratio
+from benchmarks.engine.tables import speed_ratios
 from benchmarks.serve.__main__ import main as run_serve
 from benchmarks.training.__main__ import main as run_training
 from benchmarks.training.case import make_examples
@@ -34,7 +34,7 @@ IN_FP16 = ["transformers-fp16", "ours-fp16"]
 @pytest.mark.parametrize(
     ("device", "others"),
     [
-        ("cpu", ["pipeline-1", "ours-fp32", "ours-int8", "openvino-fp32"]),
+        ("cpu", ["pipeline-1", "ours-fp32", "ours-int8", "score-int8", "openvino-fp32"]),
         pytest.param("cuda", [*IN_FP16, "transformers-fp16-compiled"], marks=pytest.mark.gpu),
     ],
 )
@@ -67,11 +67,11 @@ def test_contestants_are_measured_in_turns_and_agree(
         assert "| **ours fp32** |" in capsys.readouterr().out
 
 
-def test_ratios_are_medians_of_each_round() -> None:
+def test_ratios_compare_turns_of_the_same_round() -> None:
     def turns(*seconds: float) -> list[EngineTurn]:
         return [EngineTurn(seconds=s, num_items=4, outputs=[]) for s in seconds]
 
-    assert speed_ratio(turns(1.0, 4.0, 1.0), turns(2.0, 20.0, 4.0)) == 4
+    assert speed_ratios(turns(1.0, 4.0, 1.0), turns(2.0, 20.0, 4.0)) == [2, 5, 4]
 
 
 def test_both_services_are_measured_and_answer_alike(
@@ -79,6 +79,7 @@ def test_both_services_are_measured_and_answer_alike(
 ) -> None:
     words = ["--preset", "small", "--num-requests", "12", "--levels", "2", "--precisions", "fp32"]
     words += ["--rounds", "1", "--level-time", "0.5", "--threads", "1", "--output", str(tmp_path)]
+    words += ["--texts-per-request", "2"]
     assert run_serve(words) == 0
     content = json.loads((tmp_path / "results.json").read_text())
     peer, ours = content["results"]
