@@ -1,7 +1,8 @@
 """Quality of embeddings: sentence similarity, and retrieval.
 
 Embeds texts with bundles, which the service's engine runs, and with sentence-transformers models.
-All embeddings are normalised to length 1. Prints a table:
+All embeddings are normalised to length 1. Prints a table, and writes it to `tables.md` in the
+output folder:
 
 - STS-B, SICK: Spearman correlation between cosine similarities and annotated scores, times 100.
 - SQuAD: percentage of questions that are nearer to their own paragraph than to any other.
@@ -32,7 +33,7 @@ from albert_serve.runtime.engine import Engine
 from albert_serve.settings import RuntimeOptions, num_usable_cpus
 from albert_serve.tasks import load_setups
 from albert_serve.terminal import make_parser
-from benchmarks.harness.page import table
+from benchmarks.harness.page import bullets, describe_machine, table
 from benchmarks.harness.process import REPOSITORY, BenchmarkError
 from training.errors import report_errors
 from training.tasks.embeddings.files import SimilarTexts, read_similar
@@ -149,7 +150,10 @@ def _run(options: argparse.Namespace) -> int:
         rows.append([name, *_cells(partial(_same, open_one()), data)])
         print("  ".join(rows[-1]), file=sys.stderr)
     rows.append(["TF-IDF", *_cells(_tf_idf, data)])
-    print(table([*data.headings()], rows))
+    tables = f"{bullets(describe_machine(options.threads))}\n\n{table([*data.headings()], rows)}\n"
+    print(tables)
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "tables.md").write_text(tables, encoding="utf-8")
     return 0
 
 
@@ -181,6 +185,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--sick", type=Path, help="pairs with a score: SICK_test_annotated.txt")
     add("--squad", type=Path, help="questions with their paragraphs, such as dev-v1.1.json")
     add("--threads", type=int, default=num_usable_cpus(), help="threads (default: %(default)s)")
+    add(
+        "--output",
+        type=Path,
+        default=Path("runs/bench-embeddings"),
+        help="folder of the results (default: %(default)s)",
+    )
     return parser
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from albert_serve import cli
 
@@ -29,6 +32,9 @@ COMMAND = re.compile(
 )
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 OPTION = re.compile(r"(?<!\S)--[a-z][\w-]*")
+RESULTS = ROOT / "benchmarks" / "results"
+MEASURED = re.compile(r"\[([^\]]+)\]\((benchmarks/results/[\w.-]+)\)")
+NUMBER = re.compile(r"(?<![\w.-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w-]|\.\d)")
 
 
 def code_in(document: Path) -> Iterator[str]:
@@ -114,3 +120,45 @@ def test_files_and_symbols_that_maintainers_read_of_exist() -> None:
         for name in symbol.split("."):
             defined = rf"^\s*(?:(?:async )?def |class ){name}\b|^{name}\b.* = "
             assert re.search(defined, (ROOT / path).read_text(), re.MULTILINE), (path, name)
+
+
+def numbers_in(text: str) -> set[str]:
+    return set(NUMBER.findall(text))
+
+
+def test_numbers_of_the_readme_are_in_the_results_that_they_link_to() -> None:
+    text = FENCED.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))
+    measured = MEASURED.findall(text)
+    assert len(measured) >= 4
+    for words, path in measured:
+        assert numbers_in(words) <= numbers_in((ROOT / path).read_text(encoding="utf-8")), words
+    rest = MEASURED.sub("", text)
+    assert [number for number in numbers_in(rest) if "." in number] == []
+
+
+def test_numbers_of_the_card_are_in_the_manifest_and_the_results() -> None:
+    """The numbers before the examples, except for names and sizes of data."""
+    folder = ROOT / "models" / "albert-small-en"
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    first_screen = card.split("\n---\n", 1)[1].split("\n## ", 1)[0]
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    evaluation, config = manifest["evaluation"], manifest["config"]
+    rows = re.findall(r"^\| [^|]+ \| ([\d.]+) \| `(\w+)` \|", first_screen, re.MULTILINE)
+    assert len(rows) >= 4
+    for value, key in rows:
+        decimals = len(value.partition(".")[2])
+        assert f"{evaluation[key]:.{decimals}f}" == value, key
+    with safe_open(folder / "model.safetensors", "np") as weights:
+        sizes = [math.prod(weights.get_slice(name).get_shape()) for name in weights.keys()]  # noqa: SIM118
+    packaged = [*(ROOT / "albert_serve" / "models" / folder.name).iterdir()]
+    known = {f"{number:,}" for number in [sum(sizes), *config.values()] if type(number) is int}
+    known |= {f"{100 * value:.1f}" for value in evaluation.values() if isinstance(value, float)}
+    known |= {f"{value:,}" for value in evaluation.values() if isinstance(value, int)}
+    known |= {f"{(folder / 'model.safetensors').stat().st_size / 1e6:.1f}"}
+    known |= {f"{sum(file.stat().st_size for file in packaged) / 1e6:.1f}"}
+    known = known.union(*(numbers_in(file.read_text("utf-8")) for file in RESULTS.iterdir()))
+    classes = evaluation["text_classification_classes"].values()
+    known |= {f"{max(row['texts'] for row in classes) / sum(row['texts'] for row in classes):.3f}"}
+    known |= {value for value, _ in rows}
+    names = re.compile(r"SQuAD [\d.]+|\(chance: 0\.5\)|24 Wikipedia|254 Wikipedia")
+    assert numbers_in(names.sub("", first_screen)) <= known
