@@ -95,7 +95,7 @@ def _summary(results: Sequence[ServedResult]) -> str:
         within = level if result is peer else result.best_within(max_s)
         cells = ["–"] * 5
         if within is not None:
-            cells = [f"{result.per_s(within):.1f}", str(within), _ms(result.latency_s(within, 99))]
+            cells = [f"{result.per_s(within):.2f}", str(within), _ms(result.latency_s(within, 99))]
             cells += [
                 median_of(_ratios(result.levels[within], peer.levels[level])),
                 f"{_largest_difference(peer, result):.1e}",
@@ -120,7 +120,7 @@ def _levels(results: Sequence[ServedResult]) -> str:
         cells = [str(level)]
         for result in results:
             latencies = [_ms(result.latency_s(level, percent)) for percent in (50, 99)]
-            cells += [f"{result.per_s(level):.1f}", *latencies]
+            cells += [f"{result.per_s(level):.2f}", *latencies]
         rows.append(cells)
     return table(headings, rows)
 
