@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import shutil
@@ -179,17 +178,6 @@ def under_load(running: Running) -> Iterator[Counter[object]]:
         is_over.set()
         for caller in callers:
             caller.join()
-
-
-@contextlib.contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection, so that only objects without cycles are freed."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def workers_of(running: Running) -> list[int]:

@@ -252,5 +252,3 @@ def test_the_setting_names_hosts_and_ends_of_hosts() -> None:
     similar = ("internal", "xinternal", "example.com", "app.example.com.evil")
     assert not any(map(allows, (*similar, "app.example.com:x@y", "[", "")))
     assert get(app, "/health", [(b"host", b"example.com")]).status_code == 200
-    long = get(app, "/info", [(b"host", b"a" * 100)]).json()["error"]
-    assert f"'{'a' * 80}'" in long

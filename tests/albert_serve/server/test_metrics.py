@@ -10,14 +10,12 @@ import json
 import logging
 import os
 import re
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -244,55 +242,6 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(log: tuple[logging.Logg
     assert own_lines == [LINE] * num_lines
     logger.warning("then")
     assert os.read(reading, 1 << 20) == b"then\n"
-
-
-def wait_for_text(file: Path, pattern: re.Pattern[str]) -> None:
-    give_up_s = time.monotonic() + TIMEOUT_S
-    while not pattern.search(file.read_text()):
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
-
-
-def test_lines_on_a_full_disk_are_counted_and_told_when_there_is_room(tmp_path: Path) -> None:
-    with open("/dev/full", "wb") as full, (tmp_path / "log").open("wb") as file:
-        target = os.dup(full.fileno())
-        output = LogOutput(target)
-        handler = QueuedHandler(output)
-        logger = logging.getLogger(our_logging.__name__)
-        logger.addHandler(handler)
-        for _ in range(2):
-            logger.warning(LINE)
-        output.finish()
-        assert output.num_dropped == 2
-        os.dup2(file.fileno(), target)
-        logger.warning("then")
-        wait_for_text(tmp_path / "log", NOTICE)
-        logger.removeHandler(handler)
-        os.close(target)
-    [number] = NOTICE.findall((tmp_path / "log").read_text())
-    assert (number, output.num_dropped) == ("2", 0)
-
-
-def test_control_characters_are_escaped(log: tuple[logging.Logger, int]) -> None:
-    logger, reading = log
-    logger.warning("a\x1b]0;title\x07 \x9b2J\tb")
-    assert os.read(reading, 1 << 20) == b"a\\x1b]0;title\\x07 \\x9b2J\tb\n"
-
-
-def test_a_log_that_nobody_reads_stops_neither_answers_nor_the_end(
-    bundle_dir: Path, tmp_path: Path
-) -> None:
-    os.mkfifo(tmp_path / "log.txt")
-    reading = os.open(tmp_path / "log.txt", os.O_RDONLY | os.O_NONBLOCK)
-    with served(bundle_dir, tmp_path) as service:
-        for _ in range(50):  # each is a line of 4 kB, and a pipe holds 64
-            assert httpx.get(f"{service.url}/{'a' * 4000}", timeout=TIMEOUT_S).status_code == 404
-        service.process.terminate()
-        service.process.wait(timeout=TIMEOUT_S)
-    port = urlsplit(service.url).port
-    assert port
-    socket.create_server(("127.0.0.1", port)).close()
-    os.close(reading)
 
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"

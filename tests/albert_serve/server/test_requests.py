@@ -68,12 +68,6 @@ def test_refusals_of_a_path_a_method_or_a_type_have_the_envelope(local: httpx.Cl
     assert reply.headers["allow"] == "POST"
 
 
-def test_a_body_may_have_a_mark_and_any_spelling_of_its_type(local: httpx.Client) -> None:
-    headers = {"content-type": "Application/JSON; charset=utf-8", "content-encoding": "Identity"}
-    reply = local.post("/fill-mask", content=b"\xef\xbb\xbf" + BODY, headers=headers)
-    assert reply.status_code == 200
-
-
 def test_the_limits_of_bytes_and_items_are_exact(local: httpx.Client) -> None:
     for num_more, status in ((0, 200), (1, 413)):
         body = b" " * (MAX_BODY_BYTES + num_more - len(BODY)) + BODY
@@ -117,10 +111,9 @@ def test_a_list_is_answered_as_its_items_are(local: httpx.Client) -> None:
         assert_close(many.json(), [one] * 3)
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/models/tiny", "/v1/models/tiny/"])
-def test_a_request_without_a_task_gets_the_addresses(local: httpx.Client, path: str) -> None:
-    reply = local.post(f"{path}?a=b", json={"inputs": MASKED}, follow_redirects=True)
-    address = f"http://local{path.rstrip('/')}/fill-mask, "
+def test_a_request_without_a_task_gets_the_addresses(local: httpx.Client) -> None:
+    reply = local.post("/v1/models/tiny", json={"inputs": MASKED})
+    address = "http://local/v1/models/tiny/fill-mask, "
     assert address in assert_envelope(reply, 404, "not_found")
 
 

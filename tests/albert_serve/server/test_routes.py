@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Scope
 
 from albert_serve.batching.queue import Batcher
 from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import EngineError
 from albert_serve.runtime.engine import Engine
-from albert_serve.server import errors
 from albert_serve.server.errors import ErrorReplies
 from albert_serve.server.limits import AdmissionControl, LargeRequests, Limits
 from albert_serve.server.metrics import Metrics
@@ -181,25 +178,6 @@ async def test_requests_over_the_concurrency_are_429_unread_though_they_arrive_t
         assert (await service.post()).status_code == 200
 
 
-def test_the_limits_of_a_target_are_those_of_its_model_and_task(bundle_dir: Path) -> None:
-    models = Models(Settings(bundle=bundle_dir))
-    first, second = (
-        cast("Any", SimpleNamespace(limits=name, tasks=["fill-mask"]))
-        for name in ("first", "second")
-    )
-    models.served, models.default_name = {"first": first, "second": second}, "first"
-    expected: dict[str, Any] = {
-        "/fill-mask": ("first", "fill-mask"),
-        "/v1/models/second/fill-mask": ("second", "fill-mask"),
-        "/v1/models/third/fill-mask": None,
-        "/v1/models/second/sentence-order": None,
-        "/v1/models/second": None,
-        "/livez": None,
-    }
-    for path, found in expected.items():
-        assert models.find(parse(path)) == found
-
-
 @on_event_loop
 async def test_a_request_over_the_queue_is_refused_before_it_is_encoded(serving: Serving) -> None:
     async with serving(max_queue_tokens=3) as service:
@@ -306,66 +284,6 @@ async def test_work_of_a_caller_who_has_gone_leaves_the_queue(serving: Serving) 
         service.engine.gate.set()
         await running
     assert service.engine.num_inputs == 1
-
-
-def log_of(
-    app: Any, path: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> tuple[httpx.Response | None, list[str]]:
-    """The reply to a request that takes 123.45 ms, None if it fails, and the log."""
-    clock = iter((7.0, 7.12345))
-    monkeypatch.setattr(errors, "time", SimpleNamespace(perf_counter=clock.__next__))
-    caplog.set_level(logging.INFO, "albert_serve")
-
-    async def get() -> httpx.Response:
-        transport = httpx.ASGITransport(ErrorReplies(app))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            return await http.get(path, headers={"X-Request-ID": "7"})
-
-    try:
-        reply = asyncio.run(get())
-    except ValueError:
-        reply = None
-    return reply, caplog.messages
-
-
-def test_a_request_is_one_line_with_its_milliseconds_and_a_probe_none(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for path in ("/health", "/healthz", "/livez", "/readyz", "/metrics"):
-        assert log_of(make_app(dict), path, caplog, monkeypatch)[1] == []
-    _, lines = log_of(make_app(dict), "/a%0ab/c", caplog, monkeypatch)
-    assert lines == ["GET /a%0Ab/c 404 123.5 ms (request 7)"]
-    (record,) = caplog.records
-    logged = [getattr(record, name) for name in ("method", "path", "status", "duration_ms")]
-    assert logged == ["GET", "/a%0Ab/c", 404, 123.5]
-
-
-HEAD: Message = {"type": "http.response.start", "status": 200}
-PART: Message = {"type": "http.response.body", "body": b"a", "more_body": True}
-END: Message = {"type": "http.response.body", "body": b"a"}
-
-
-@pytest.mark.parametrize(
-    ("messages", "status"),
-    [([], 500), ([HEAD], None), ([HEAD, PART], None), ([HEAD, PART, END], 200)],
-)
-def test_a_fault_is_an_error_reply_unless_another_has_begun(
-    messages: list[Message],
-    status: int | None,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def fail(_scope: Scope, _receive: Receive, send: Send) -> None:
-        for message in messages:
-            await send({**message})
-        raise ValueError("a fault")
-
-    reply, lines = log_of(fail, "/info", caplog, monkeypatch)
-    sent = 200 if messages else 500
-    assert lines == ["Request 7 failed.", f"GET /info {sent} 123.5 ms (request 7)"]
-    assert (reply and reply.status_code) == status
-    if reply is not None and status == 500:
-        assert_envelope(reply, 500, "internal")
 
 
 HEALTH = ("/health", "/healthz", "/livez", "/readyz")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -46,17 +45,6 @@ def assert_bars(bars: Locator, expected: list[tuple[str, float]]) -> None:
 def assert_width(bar: Locator, share: float) -> None:
     width = bar.evaluate("bar => parseFloat(bar.style.width)")
     assert width == pytest.approx(share * 100, abs=0.01)
-
-
-def test_it_says_what_is_served(open_page: OpenPage, client: httpx.Client) -> None:
-    info = client.get("/info").json()
-    page = open_page()
-    expect(page).to_have_title("tiny · albert-serve")
-    expect(page.locator("#model")).to_contain_text(re.compile(rf"tiny\s+{info['precision']}"))
-    expect(page.locator(".tabs a")).to_have_text(
-        ["Fill mask", "Sentiment", "Questions", "Sentence order", "Embeddings"]
-    )
-    expect(page.locator("footer")).to_contain_text(f"Reads up to {info['max_positions']} tokens")
 
 
 def test_masks_are_filled_as_the_api_fills_them(open_page: OpenPage, client: httpx.Client) -> None:
