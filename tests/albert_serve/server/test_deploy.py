@@ -16,6 +16,7 @@ import httpx
 import kubernetes_validate
 import pytest
 import yaml  # type: ignore[import-untyped]
+from prometheus_client.parser import text_string_to_metric_families
 
 from albert_serve.api.schemas import ErrorReply
 from albert_serve.settings import VARIABLES, Settings
@@ -85,11 +86,35 @@ READ: list[dict[str, Any]] = IN_FILES + [
 ]
 DOCUMENTS = {document.get("kind") or next(iter(document)): document for document in READ}
 VARIABLE = r"ALBERT_SERVE_[A-Z_]+"
+METRIC = re.compile(r"\b(?:albert_serve|bentoml_service)_\w+(?=[\[{,)]|$)")
 
 
 def container() -> Any:
     (only,) = DOCUMENTS["Deployment"]["spec"]["template"]["spec"]["containers"]
     return only
+
+
+def test_the_dashboard_asks_for_metrics_that_exist_with_labels_that_they_have(
+    client: httpx.Client,
+) -> None:
+    dashboard = json.loads((ROOT / "deploy/grafana-dashboard.json").read_text())
+    client.post("/fill-mask", json=BODY).raise_for_status()
+    labels: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(client.get("/metrics").text):
+        for sample in family.samples:
+            labels.setdefault(sample.name, {"instance"}).update(sample.labels)
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(expressions) > len(dashboard["panels"]) > 5
+    for expression in expressions:
+        names = METRIC.findall(expression)
+        assert names
+        known = set.union(*(labels[name] for name in names))
+        grouped = re.findall(r"by \(([^)]*)\)", expression)
+        matched = re.findall(r"[{,]\s*(\w+)(?:=~|!~|!=|=)\"", expression)
+        used = {label.strip() for group in grouped for label in group.split(",")} | set(matched)
+        assert used <= known, expression
+    for variable in dashboard["templating"]["list"]:
+        assert set(METRIC.findall(variable["query"])) <= set(labels)
 
 
 def test_the_deployments_settings_are_taken(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""A service that composes ours, in the ways that BentoML has; `test_native.py` serves it."""
+"""A service that composes ours, which `test_native.py` serves."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import bentoml
@@ -12,9 +11,9 @@ from albert_serve.service import AlbertServe
 
 @bentoml.service(name="composed")
 class Composed:
-    """Our service in a process of its own, or, where ALBERT_URL names one, on another machine."""
+    """Our service in a process of its own."""
 
-    albert = bentoml.depends(AlbertServe, url=os.environ.get("ALBERT_URL"))
+    albert = bentoml.depends(AlbertServe)
 
     @bentoml.api  # type: ignore[untyped-decorator]
     async def ask(self, task: str, inputs: Any, parameters: Any = None) -> Any:

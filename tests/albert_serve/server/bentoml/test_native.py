@@ -16,7 +16,6 @@ from bentoml.exceptions import UnprocessableEntity
 
 from albert_serve.api.schemas import Answer, FilledToken, InfoReply
 from albert_serve.server.openapi import EXAMPLES
-from albert_serve.tasks import TASKS
 from tests.albert_serve.server.replies import MASKED, VALID, assert_close
 from tests.albert_serve.support import ROOT, Running, running_service, service_environment
 
@@ -43,7 +42,7 @@ def method(task: str) -> str:
     return task.replace("-", "_")
 
 
-def test_bentomls_clients_get_what_http_does(
+def test_bentomls_clients_get_what_http_does_and_raise_our_refusals(
     service: Running, native: Any, client: httpx.Client
 ) -> None:
     async def ask() -> list[Any]:
@@ -59,65 +58,30 @@ def test_bentomls_clients_get_what_http_does(
         assert_close(reply, client.post(f"/{task}", json=EXAMPLES[task]).json())
     assert info == native.info()
     assert InfoReply.model_validate(info).model_id == "tiny"
+    with pytest.raises(UnprocessableEntity) as refused:
+        native.fill_mask("none")
+    assert "[MASK]" in json.loads(refused.value.message)["error"]
 
 
-def test_bentomls_client_raises_our_refusals(native: Any) -> None:
-    """It sends a parameter that it does not know."""
-    for inputs, parameters, message in (("none", {}, "[MASK]"), (MASKED, {"topk": 3}, "'topk'")):
-        with pytest.raises(UnprocessableEntity) as refused:
-            native.fill_mask(inputs, parameters)
-        assert message in json.loads(refused.value.message)["error"]
-
-
-def test_every_endpoint_is_in_bentomls_schema_and_no_reference_is_left_open(
-    client: httpx.Client,
-) -> None:
-    schema = client.get("/schema.json").json()
-    routes = {route["name"]: route for route in schema["routes"]}
-    assert {name: route["route"] for name, route in routes.items()} == {
-        "info": "/info",
-        **{method(task): f"/{task}" for task in TASKS},
-    }
-    for task in TASKS:
-        fields = routes[method(task)]["input"]
-        assert fields["required"] == ["inputs"]
-        assert list(fields["properties"])[:2] == ["inputs", "parameters"]
-        assert "$ref" not in json.dumps(fields)
-
-
-@pytest.fixture(scope="module", params=["service of the deployment", "url"])
-def composed(
-    request: pytest.FixtureRequest,
-    service: Running,
-    bundle_dir: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Any]:
-    home = tmp_path_factory.mktemp("composed")
-    environment = service_environment(bundle_dir, home)
-    if request.param == "url":
-        environment["ALBERT_URL"] = service.url
-    else:
-        environment["ALBERT_SERVE_API_KEYS"] = environment["BENTO_CLOUD_API_KEY"] = KEY
+def test_another_service_depends_on_ours(bundle_dir: Path, tmp_path: Path, native: Any) -> None:
+    """It gets typed replies and our refusals, also where a key is needed."""
+    environment = service_environment(bundle_dir, tmp_path)
+    environment["ALBERT_SERVE_API_KEYS"] = environment["BENTO_CLOUD_API_KEY"] = KEY
     command = ("bentoml", "serve", COMPOSED, "--working-dir", str(ROOT))
     with (
-        running_service(environment, home, command) as running,
-        calling(running.url) as client,
+        running_service(environment, tmp_path, command) as running,
+        calling(running.url) as composed,
     ):
-        yield client
-
-
-def test_another_service_depends_on_ours(composed: Any, native: Any) -> None:
-    """It gets typed replies, and our refusals."""
-    for task, item in VALID.items():
-        for inputs in (item, [item] * 2):
-            _, reply = composed.ask(method(task), inputs, {"truncation": "truncate"})
-            assert_close(reply, getattr(native, method(task))(inputs))
-    kind, _ = composed.ask("question_answering", VALID["question-answering"])
-    assert kind == Answer.__name__
-    name, *tasks = composed.names()
-    assert (name, {*tasks}) == ("tiny", {*VALID})
-    with pytest.raises(UnprocessableEntity, match=r"no \[MASK\]"):
-        composed.ask("fill_mask", "none")
+        for task, item in VALID.items():
+            for inputs in (item, [item] * 2):
+                _, reply = composed.ask(method(task), inputs, {"truncation": "truncate"})
+                assert_close(reply, getattr(native, method(task))(inputs))
+        kind, _ = composed.ask("question_answering", VALID["question-answering"])
+        assert kind == Answer.__name__
+        name, *tasks = composed.names()
+        assert (name, {*tasks}) == ("tiny", {*VALID})
+        with pytest.raises(UnprocessableEntity, match=r"no \[MASK\]"):
+            composed.ask("fill_mask", "none")
 
 
 def test_calls_in_process_take_and_return_values_and_raise_bentomls_exceptions(

@@ -1,45 +1,82 @@
-"""Worker processes and their supervisor: shared weights, and what dies or cannot start."""
+"""Two workers behind one port: what they share, their metrics, log and traces, and their end."""
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.albert_serve.support import (
     NUM_CALLERS,
     SERVICE,
     Running,
     free_port,
-    served,
+    running_service,
     service_environment,
     under_load,
+    wait_until_logged,
     wait_until_started,
     workers_of,
 )
 from tests.devices import CUDA
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-BODY = {"inputs": "the first [MASK] of the year", "parameters": {"top_k": 2}}
+NUM_REQUESTS = 24
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+WITH_EXPORTER = """
+services:
+  albert_serve:
+    tracing:
+      exporter_type: in_memory
+      sample_rate: 1.0
+"""
 
 
-# For `before_each_program`: no process may write more than 128 KB into a file.
 @pytest.fixture(scope="module", params=["cpu"])
 def workers(
     bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Running]:
-    """A service of two workers on a device."""
+    """A service of two workers on a device, with a log in JSON and an exporter of spans."""
     folder = tmp_path_factory.mktemp("workers")
-    settings = {"DEVICE": request.param, "WORKERS": "2", "CACHE": str(folder / "cache")}
-    with served(bundle_dir, folder, **settings) as service:
+    (folder / "bentoml.yaml").write_text(WITH_EXPORTER)
+    environment = service_environment(bundle_dir, folder / "home") | {
+        "ALBERT_SERVE_DEVICE": request.param,
+        "ALBERT_SERVE_WORKERS": "2",
+        "ALBERT_SERVE_CACHE": str(folder / "cache"),
+        "ALBERT_SERVE_LOG_FORMAT": "json",
+        "BENTOML_CONFIG": str(folder / "bentoml.yaml"),
+    }
+    with running_service(environment, folder) as service:
         wait_until_started(service, 2)
         yield service
+
+
+def ask(url: str, number: int = 0) -> object:
+    body = {"inputs": "The [MASK] run. " + "run " * (number % 5)}
+    headers = {"X-Request-ID": f"job-{number}"}
+    reply = httpx.post(f"{url}/fill-mask", json=body, headers=headers, timeout=30)
+    assert reply.status_code == 200
+    return reply.json()
+
+
+def totals(url: str) -> defaultdict[str, float]:
+    """The sum of each metric over all its labels."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=30).text):
+        for sample in family.samples:
+            sums[sample.name] += sample.value
+    return sums
 
 
 def test_workers_map_the_same_packed_weights(workers: Running) -> None:
@@ -49,6 +86,54 @@ def test_workers_map_the_same_packed_weights(workers: Running) -> None:
     assert len(pids) == 2
     (entry,) = (workers.log_file.parent / "cache").glob("*/encoder.data")
     assert all(str(entry) in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
+
+
+def test_every_request_is_counted_once_whichever_worker_answers(workers: Running) -> None:
+    before = totals(workers.url)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(ask, [workers.url] * NUM_REQUESTS, range(NUM_REQUESTS)))
+    for _ in range(4):  # one worker or the other
+        after = totals(workers.url)
+        grown = {name: value - before[name] for name, value in after.items()}
+        assert grown["albert_serve_requests_total"] == NUM_REQUESTS
+        assert grown["albert_serve_queue_delay_seconds_count"] == NUM_REQUESTS
+        assert grown["albert_serve_batch_inputs_sum"] == NUM_REQUESTS
+        tokens = grown["albert_serve_request_tokens_total"]
+        assert grown["albert_serve_batch_tokens_sum"] == tokens > NUM_REQUESTS
+
+
+def test_every_line_of_the_log_is_json_and_requests_have_their_ids(workers: Running) -> None:
+    ask(workers.url, 1007)
+    made = httpx.get(f"{workers.url}/info").headers["X-Request-ID"]
+    httpx.get(f"{workers.url}/a%0a%7B%22forged%22:1%7D")
+    httpx.get(f"{workers.url}/livez")
+    for text in ("job-1007", made, "forged"):
+        wait_until_logged(workers, text)
+    lines = [json.loads(line) for line in workers.log.splitlines()]
+    by_id = {line["request_id"]: line for line in lines if "request_id" in line}
+    one = by_id["job-1007"]
+    assert (one["method"], one["path"], one["status"]) == ("POST", "/fill-mask", 200)
+    assert one["duration_ms"] > 0
+    assert by_id[made]["path"] == "/info"
+    paths = {line["path"] for line in lines if "path" in line}
+    assert "/a%0A%7B%22forged%22%3A1%7D" in paths
+    assert paths.isdisjoint({"/livez", "/readyz", "/metrics"})
+
+
+def trace_of(running: Running, request_id: str, **headers: str) -> str:
+    """Send a request; return the trace in its line of the log."""
+    httpx.get(f"{running.url}/info", headers={"X-Request-ID": request_id, **headers})
+    wait_until_logged(running, request_id)
+    line = next(line for line in running.log.splitlines() if request_id in line)
+    return str(json.loads(line)["trace_id"])
+
+
+def test_with_an_exporter_the_log_has_the_callers_trace(workers: Running) -> None:
+    parent = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
+    assert trace_of(workers, "in-a-trace", traceparent=parent) == TRACE_ID
+    own = trace_of(workers, "untraced")
+    assert re.fullmatch(r"[0-9a-f]{32}", own)
+    assert own != TRACE_ID
 
 
 @pytest.mark.parametrize("workers", ["cpu", CUDA], indirect=True)
@@ -65,17 +150,11 @@ def test_a_killed_worker_loses_its_own_requests_and_is_replaced(workers: Running
     assert len(workers_of(workers)) == 2
 
 
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        # Before a worker starts: it would be started again and again.
-        ({"ALBERT_SERVE_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}, "CUDA"),
-        ({"ALBERT_SERVE_API_KEYS": "secret"}, "ALBERT_SERVE_API_KEYS"),
-    ],
-)
-def test_what_cannot_be_served_is_one_line(
-    variables: dict[str, str], message: str, bundle_dir: Path, tmp_path: Path
+def test_a_setting_that_cannot_be_is_one_line_before_a_worker_starts(
+    bundle_dir: Path, tmp_path: Path
 ) -> None:
+    """A worker that cannot start would be started again and again."""
+    variables = {"ALBERT_SERVE_API_KEYS": "secret"}
     done = subprocess.run(
         [sys.executable, "-m", "bentoml", "serve", SERVICE, "--port", str(free_port())],
         env=service_environment(bundle_dir, tmp_path) | variables,
@@ -84,12 +163,6 @@ def test_what_cannot_be_served_is_one_line(
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"error: {message}")
+    assert done.stderr.splitlines()[-1].startswith("error: ALBERT_SERVE_API_KEYS")
     assert "Traceback" not in done.stderr
     assert "Starting production" not in done.stderr
-
-
-def ask(url: str) -> object:
-    reply = httpx.post(f"{url}/fill-mask", json=BODY, timeout=30)
-    assert reply.status_code == 200
-    return reply.json()
