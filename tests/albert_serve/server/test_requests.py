@@ -41,14 +41,10 @@ TRUNCATED = "X-Albert-Truncated-Tokens"
     "body",
     [
         b'{"inputs": ',
-        b"",
-        b"[" * 30_000,
-        b'{"inputs": "\xff"}',
         '{"inputs": "é"}'.encode("utf-16"),
-        b'{"inputs": "\xed\xa0\x80"}',
         b'{"inputs": NaN}',
     ],
-    ids=["cut off", "nothing", "deep", "bytes", "UTF-16", "half a surrogate", "NaN"],
+    ids=["cut off", "UTF-16", "NaN"],
 )
 def test_a_body_that_is_not_json_is_400(local: httpx.Client, body: bytes) -> None:
     assert_envelope(local.post("/fill-mask", content=body, headers=JSON), 400, "malformed")
@@ -58,8 +54,6 @@ def test_refusals_of_a_path_a_method_or_a_type_have_the_envelope(local: httpx.Cl
     for headers in ({"content-type": "text/plain"}, {}, {**JSON, "content-encoding": "gzip"}):
         reply = local.post("/fill-mask", content=BODY, headers=headers)
         assert_envelope(reply, 415, "unsupported_media")
-    reply = local.post("/info", headers={"content-type": "text/plain"})
-    assert_envelope(reply, 415, "unsupported_media")
     for path in ("/translation", "/token-classification"):
         reply = local.post(path, content=BODY, headers=JSON)
         assert path.removeprefix("/") in assert_envelope(reply, 404, "not_found")
@@ -74,8 +68,7 @@ def test_the_limits_of_bytes_and_items_are_exact(local: httpx.Client) -> None:
         reply = local.post("/fill-mask", content=body, headers=JSON)
         assert reply.status_code == status
     assert str(MAX_BODY_BYTES) in assert_envelope(reply, 413, "body_too_large")
-    for path in ("/fill-mask", "/embed", EMBEDDINGS_PATH):
-        name = "input" if path == EMBEDDINGS_PATH else "inputs"
+    for path, name in (("/fill-mask", "inputs"), (EMBEDDINGS_PATH, "input")):
         reply = post_json(local, path, {name: [None] * MAX_ITEMS})
         assert_envelope(reply, 422, "invalid_input")  # of the items, which are read
         reply = post_json(local, path, {name: [None] * (MAX_ITEMS + 1)})
@@ -87,14 +80,10 @@ def test_the_limits_of_bytes_and_items_are_exact(local: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "error_type", "message"),
     [
-        ("/fill-mask", {"inputs": "[MASK] \ud800"}, 422, "invalid_input", "surrogate pair"),
         ("/fill-mask", {"inputs": [MASKED, "none"]}, 422, "no_mask", "inputs[1]: "),
-        ("/embed", {"inputs": []}, 422, "invalid_input", "inputs"),
         (EMBEDDINGS_PATH, {"input": [1, 2, 3]}, 422, "invalid_input", "token ids"),
-        (EMBEDDINGS_PATH, {"input": ["a", 3]}, 422, "invalid_input", "input[1] "),
         (EMBEDDINGS_PATH, {"input": "a", "dimensions": 32}, 422, "invalid_input", "64"),
         (EMBEDDINGS_PATH, {"input": ["a", LONG]}, 422, "too_long", "input[1]: "),
-        (EMBEDDINGS_PATH, [], 422, "invalid_input", "object"),
         (EMBEDDINGS_PATH, {"input": "a", "model": "ada"}, 404, "not_found", "'ada'"),
     ],
 )
@@ -174,29 +163,22 @@ def test_openais_format(local: httpx.Client, tokenizer: AlbertTokenizer) -> None
 
 def test_parameters_are_taken_inside_and_beside(local: httpx.Client) -> None:
     expected = vectors(local, TEXTS, pooling="cls", normalize=True)
-    for body in (
-        {"pooling": "cls", "normalize": True, "prompt_name": None},
-        {"pooling": "cls", "parameters": {"normalize": True}},
-    ):
-        reply = post_json(local, "/feature-extraction", {"inputs": TEXTS, **body})
-        np.testing.assert_allclose(reply.json(), expected, atol=1e-5)
-    wrong = {"inputs": TEXTS, "pooling": "cls", "parameters": "normalize"}
-    assert local.post("/feature-extraction", json=wrong).status_code == 422
+    body = {"inputs": TEXTS, "pooling": "cls", "parameters": {"normalize": True}}
+    reply = post_json(local, "/feature-extraction", body)
+    np.testing.assert_allclose(reply.json(), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("path", ["/embed", "/v1/models/tiny/embed"])
-def test_the_format_of_text_embeddings_inference(local: httpx.Client, path: str) -> None:
+def test_the_format_of_text_embeddings_inference(local: httpx.Client) -> None:
     """A list also for one text, of length 1 unless `normalize` says otherwise."""
     unit, plain = vectors(local, TEXTS, normalize=True), vectors(local, TEXTS)
     left = vectors(local, LONG, normalize=True, truncation=True, truncation_direction="left")
     cut = {"truncate": True, "truncation_direction": "Left"}
     for options, expected in (
-        ({"inputs": TEXTS, "truncate": None, "truncation_direction": "Right"}, unit),
         ({"inputs": TEXTS[0]}, unit[:1]),
         ({"inputs": TEXTS, "normalize": False}, plain),
         ({"inputs": LONG, **cut}, [left]),
     ):
-        reply = post_json(local, path, options)
+        reply = post_json(local, "/embed", options)
         np.testing.assert_allclose(reply.json(), expected, atol=1e-5)
 
 
@@ -213,11 +195,9 @@ def heads(heads_dir: Path) -> Iterator[httpx.Client]:
         yield http
 
 
-@pytest.mark.parametrize("path", ["", "/v1/models/bundle"])
-def test_each_classifier_answers_with_its_labels(heads: httpx.Client, path: str) -> None:
+def test_each_classifier_answers_with_its_labels(heads: httpx.Client) -> None:
     for name in (*LABELS, None):
-        body = {"inputs": TEXTS, "parameters": {"head": name}}
-        reply = post_json(heads, f"{path}/text-classification", body)
+        reply = post(heads, "text-classification", TEXTS, head=name)
         for scores in reply.json():
             assert {item["label"] for item in scores} == {*LABELS[name or "sentiment"]}
 
@@ -237,24 +217,13 @@ def test_info_lists_the_classifiers_where_there_are_several(
     assert post(local, "text-classification", "a", head="default").status_code == 200
 
 
-def test_files_are_scored_by_a_head(
-    heads_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_are_scored_by_a_head(heads_dir: Path, tmp_path: Path) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"text": "a film"}\n')
-    words = ["score", "--bundle", str(heads_dir), "--task", "text-classification", "--restart"]
-
-    def score(*options: str) -> int:
-        return main([*words, *options, str(source), str(target)])
-
-    assert score("--head", "topic", "--all-scores") == 0
+    words = ["score", "--bundle", str(heads_dir), "--task", "text-classification"]
+    assert main([*words, "--head", "topic", "--all-scores", str(source), str(target)]) == 0
     row = json.loads(target.read_text())
     assert {item["label"] for item in row["output"]} == {*LABELS["topic"]}
-    capsys.readouterr()
-    assert score("--head", "nobody") == 1
-    assert "'nobody'" in capsys.readouterr().err
-    assert score("--head", "topic", "--parameters", '{"head": "rating"}') == 1
-    assert "'rating'" in capsys.readouterr().err
 
 
 def test_files_have_a_list_of_entities_a_row(token_bundle: Path, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -25,29 +24,20 @@ OK_HEAD = b"POST / HTTP/1.1\r\nHost: here\r\n"
 
 @dataclass
 class Echo:
-    """An application that replies with the length of the body, or refuses it unread.
+    """An application that replies with the length of the body.
 
     Attributes:
-        pause_s: how long the next request keeps the event loop waiting.
+        headers: those of the requests that have begun.
         reply_bytes: the size of a reply's padding.
     """
 
     headers: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
-    num_begun: int = 0
-    pause_s: float = 0.0
     reply_bytes: int = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        self.num_begun += 1
-        pause_s, self.pause_s = self.pause_s, 0.0
-        time.sleep(pause_s)
-        if scope["path"] == "/refused":
-            start = [(b"content-length", b"0")]
-            await send({"type": "http.response.start", "status": 401, "headers": start})
-            await send({"type": "http.response.body"})
-            return
+        self.headers.append(list(scope["headers"]))
         num_bytes, more = 0, True
         while more:
             message = await receive()
@@ -55,7 +45,6 @@ class Echo:
                 return
             num_bytes += len(message["body"])
             more = message.get("more_body", False)
-        self.headers.append(list(scope["headers"]))
         body = b" " * self.reply_bytes + str(num_bytes).encode()
         start = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": start})
@@ -83,7 +72,7 @@ def address(app: Echo) -> Iterator[tuple[str, int]]:
 
 
 def exchange(address: tuple[str, int], *parts: bytes) -> bytes:
-    """All bytes that come back until the server closes, or 10 s of silence."""
+    """All bytes that come back until the server closes."""
     received = b""
     with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -98,18 +87,8 @@ def exchange(address: tuple[str, int], *parts: bytes) -> bytes:
 CLOSE = b"Connection: close\r\n"
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"GET /" + b"a" * 2_000_000 + b" HTTP/1.1\r\nHost: here\r\n\r\n",
-        b"GET / HTTP/1.1\r\nX: " + b"a" * 2_000_000 + b"\r\n\r\n",
-        b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 500_000 + b"\r\n",
-        b"GET / HTTP/1.1\r\n" + b"a" * 2_000_000 + b": b\r\n\r\n",
-    ],
-    ids=["url", "value", "many", "name"],
-)
-def test_a_head_over_the_limit_is_refused(head: bytes, address: tuple[str, int], app: Echo) -> None:
-    reply = exchange(address, *[head[i : i + 8192] for i in range(0, len(head), 8192)])
+def test_a_head_without_end_is_refused(address: tuple[str, int], app: Echo) -> None:
+    reply = exchange(address, b"GET / HTTP/1.1\r\nX: ", *[b"a" * 8192] * 200)
     assert not app.headers
     if reply:  # a client that still sends may see the reset before the reply
         assert reply.startswith(b"HTTP/1.1 431 "), reply[:200]
@@ -129,7 +108,7 @@ def test_the_limits_hold_where_a_body_follows_at_once(
     head = b"\r\n".join([b"POST / HTTP/1.1", *headers, b"", b""])
     reply = exchange(address, head + b"b" * 10_000 + OK_HEAD + CLOSE + b"\r\n")
     start, _, body = reply.partition(b"\r\n\r\n")
-    assert len(app.headers) == app.num_begun == is_taken
+    assert len(app.headers) == is_taken
     if is_taken:
         assert (start[:13], body) == (b"HTTP/1.1 200 ", b"10000")
         return
@@ -143,29 +122,18 @@ UPGRADES = {
     "h2c": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n",
     "websocket": b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
 }
-FRAMINGS = {
-    "length": (b"Content-Length: 3\r\n\r\n", b"abc"),
-    "chunks": (b"Transfer-Encoding: chunked\r\n\r\n", b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"),
-}
 
 
-@pytest.mark.parametrize("are_packets", [False, True], ids=["together", "packets"])
-@pytest.mark.parametrize("framing", FRAMINGS)
 @pytest.mark.parametrize("upgrade", UPGRADES)
 def test_an_offered_upgrade_is_ignored_and_the_body_is_read(
-    upgrade: str, framing: str, are_packets: bool, address: tuple[str, int], app: Echo
+    upgrade: str, address: tuple[str, int], app: Echo
 ) -> None:
-    head, body = FRAMINGS[framing]
-    request = OK_HEAD + UPGRADES[upgrade] + head + body
-    cuts = [len(request) - len(body), len(request) - 2] if are_packets else []
     with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
-        for start, end in pairwise([0, *cuts, len(request)]):
-            connection.sendall(request[start:end])
-            time.sleep(0.05 * are_packets)
+        connection.sendall(OK_HEAD + UPGRADES[upgrade] + b"Content-Length: 3\r\n\r\nabc")
         assert connection.recv(1 << 10).endswith(b"\r\n\r\n3")
         connection.sendall(OK_HEAD + CLOSE + b"Content-Length: 1\r\n\r\na")
         assert connection.recv(1 << 10).endswith(b"\r\n\r\n1")
-    assert len(app.headers) == app.num_begun == 2
+    assert len(app.headers) == 2
     assert b"upgrade" not in dict(app.headers[0])
 
 
@@ -199,19 +167,17 @@ def wait_until(is_true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("reply_bytes", [1 << 24, 1 << 26], ids=["small", "over the sum"])
 def test_a_reply_has_a_time_to_be_read(
-    reply_bytes: int, address: tuple[str, int], app: Echo, monkeypatch: pytest.MonkeyPatch
+    address: tuple[str, int], app: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "MAX_UNREAD_S", 1.0)
-    monkeypatch.setattr(http, "MAX_UNREAD_BYTES", 1 << 25)
-    app.reply_bytes = reply_bytes
+    app.reply_bytes = 1 << 24
     with asks(address) as connection:
-        assert num_read(connection) > reply_bytes
+        assert num_read(connection) > app.reply_bytes
     with asks(address) as connection:
         wait_until(lambda: num_connections() == 1)
         wait_until(lambda: num_connections() == 0)
-        assert num_read(connection) < reply_bytes
+        assert num_read(connection) < app.reply_bytes
 
 
 def test_unread_replies_have_a_sum_and_the_oldest_are_ended(
