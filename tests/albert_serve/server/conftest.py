@@ -1,14 +1,29 @@
-"""Clients of the service's routes in this process."""
+"""The service's routes in this process, requests of every task, and checks of replies."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from albert_serve.api.embeddings import OpenAIErrorReply
+from albert_serve.api.schemas import ErrorReply
 from tests.albert_serve.support import local_http
+
+JSON = {"content-type": "application/json"}
+MASKED = "The [MASK] run was scored in the first inning."
+CONTEXT = "An earned run is any run that was not enabled by a fielding error."
+VALID: dict[str, Any] = {
+    "fill-mask": MASKED,
+    "text-classification": "An earned run.",
+    "question-answering": {"question": "What is an earned run?", "context": CONTEXT},
+    "sentence-order": {"text": "It rained.", "text_pair": "The game was called off."},
+    "feature-extraction": "It rained.",
+}
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +31,43 @@ def local(bundle_dir: Path) -> Iterator[httpx.Client]:
     """The small model, with the default limits."""
     with local_http(bundle_dir) as http:
         yield http
+
+
+def post(client: httpx.Client, task: str, inputs: Any, **parameters: Any) -> httpx.Response:
+    return post_json(client, f"/{task}", {"inputs": inputs, "parameters": parameters})
+
+
+def post_json(client: httpx.Client, path: str, body: Any) -> httpx.Response:
+    """In ASCII, which can carry half of a surrogate pair."""
+    return client.post(path, content=json.dumps(body), headers=JSON)
+
+
+def assert_envelope(reply: httpx.Response, status: int, error_type: str) -> str:
+    """Check an error reply; return its message, which is one line."""
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"] == "application/json"
+    assert set(reply.json()) == {"error", "error_type", "request_id"}
+    is_openai = reply.request.url.path.endswith("/embeddings")
+    error: Any = (OpenAIErrorReply if is_openai else ErrorReply).model_validate_json(reply.content)
+    assert error.error_type == error_type
+    assert error.request_id == reply.headers["X-Request-ID"]
+    message: str = error.error.message if is_openai else error.error
+    assert message
+    assert "\n" not in message
+    return message
+
+
+def assert_close(answer: Any, expected: Any) -> None:
+    """Equal, but for what the company in a batch does to the last digits of a score."""
+    if isinstance(expected, dict):
+        assert answer.keys() == expected.keys()
+        for name, value in expected.items():
+            assert_close(answer[name], value)
+    elif isinstance(expected, list):
+        assert len(answer) == len(expected)
+        for one, value in zip(answer, expected, strict=True):
+            assert_close(one, value)
+    else:
+        assert answer == (
+            pytest.approx(expected, abs=1e-5) if isinstance(expected, float) else expected
+        )

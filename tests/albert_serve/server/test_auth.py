@@ -10,12 +10,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from albert_serve.errors import ConfigError
 from albert_serve.server.auth import AllowedHosts, ApiKeyMiddleware, read_keys
-from tests.albert_serve.server.replies import JSON, assert_envelope
+from albert_serve.server.paths import RequestTarget, parse
+from tests.albert_serve.server.conftest import JSON, assert_envelope
 from tests.albert_serve.support import MAX_BODY_BYTES, Running, served, wait_until_logged
 
 KEY = "first-key-0123456789"
@@ -196,6 +199,25 @@ def test_only_what_the_guard_names_needs_a_key() -> None:
     for path in ("/info", "/docs", "/", "/fill-mask"):
         assert get(app, path).status_code == 200
     assert_envelope(get(app, "/metrics"), 401, "unauthorized")
+
+
+@given(st.text())
+def test_every_path_has_a_guarded_surface_but_health_and_the_page(path: str) -> None:
+    is_page = path == "/" or path.startswith("/web/")
+    assert (parse(path).surface is None) == (path in HEALTH or is_page)
+    label = parse(path).label
+    assert parse(label).label == label
+
+
+def test_unknown_paths_share_a_label_and_others_have_that_of_their_kind() -> None:
+    for path in ("/web", "/nothing", "/v1/models/", "/v1/models/a/", "/v1/models//info"):
+        assert parse(path) == RequestTarget(label="/*", surface="api")
+    assert parse("/metrics") == RequestTarget(label="/metrics", surface="metrics")
+    static = RequestTarget(label="/static_content/", surface="docs")
+    assert parse("/static_content/a.css") == static
+    embeddings = parse("/v1/models/a/embeddings")
+    assert (embeddings.task, embeddings.model) == ("feature-extraction", "a")
+    assert embeddings.label == "/v1/models/{model}/embeddings"
 
 
 def test_a_keyless_service_on_the_loopback_answers_to_its_names_alone(client: httpx.Client) -> None:

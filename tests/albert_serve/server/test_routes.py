@@ -1,4 +1,4 @@
-"""What the routes answer when the engine is slow, fails, or lacks a task; and when a caller goes.
+"""What the routes answer when the engine is slow or fails, or a caller goes; and their limits.
 
 The application is the real one with the middleware around it, called in this process, over an
 engine that waits until it is told to go on.
@@ -17,25 +17,22 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from starlette.types import Message, Scope
+from starlette.types import Message, Receive, Scope, Send
 
 from albert_serve.batching.queue import Batcher
 from albert_serve.bundle.manifest import Bundle
-from albert_serve.errors import EngineError
+from albert_serve.errors import EngineError, QueueFullError
 from albert_serve.runtime.engine import Engine
 from albert_serve.server.errors import ErrorReplies
-from albert_serve.server.limits import AdmissionControl, LargeRequests, Limits
+from albert_serve.server.limits import Admission, AdmissionControl, LargeRequests, Limits
 from albert_serve.server.metrics import Metrics
 from albert_serve.server.models import HostedModel, Models, describe_hosted
-from albert_serve.server.paths import RequestTarget, parse
 from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings
 from albert_serve.tasks import EncoderInput, Logits, load_tasks
-from tests.albert_serve.batching.engines import on_event_loop
-from tests.albert_serve.server.replies import JSON, assert_envelope
+from tests.albert_serve.batching.engines import make_limits, on_event_loop
+from tests.albert_serve.server.conftest import JSON, assert_envelope
 
 REQUEST = {"inputs": "The [MASK] run."}
 MODEL = "/v1/models/tiny"
@@ -286,23 +283,52 @@ async def test_work_of_a_caller_who_has_gone_leaves_the_queue(serving: Serving) 
     assert service.engine.num_inputs == 1
 
 
-HEALTH = ("/health", "/healthz", "/livez", "/readyz")
+@pytest.mark.parametrize("has_reply", [False, True])
+def test_a_slot_is_free_once_the_reply_begins_or_the_request_fails(has_reply: bool) -> None:
+    limits, seen = make_limits(max_concurrency=1), list[int]()
+
+    async def fail(_scope: Scope, _receive: Receive, send: Send) -> None:
+        seen.append(limits.num_requests)
+        if has_reply:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ArithmeticError
+
+    async def send(_message: Message) -> None:
+        seen.append(limits.num_requests)
+
+    control = AdmissionControl(fail, find=lambda target: (limits, str(target.task)))
+    scope: Scope = {"type": "http", "method": "POST", "path": "/fill-mask"}
+    receive: Any = None  # nobody reads the body
+    with pytest.raises(ArithmeticError):
+        asyncio.run(control(scope, receive, send))
+    assert [*seen, limits.num_requests] == ([1, 0, 0] if has_reply else [1, 0])
 
 
-@given(st.text())
-def test_every_path_has_a_guarded_surface_but_health_and_the_page(path: str) -> None:
-    is_page = path == "/" or path.startswith("/web/")
-    assert (parse(path).surface is None) == (path in HEALTH or is_page)
-    label = parse(path).label
-    assert parse(label).label == label
+SMALL_BYTES = 4096
+LARGE_BYTES = SMALL_BYTES + 1
 
 
-def test_unknown_paths_share_a_label_and_others_have_that_of_their_kind() -> None:
-    for path in ("/web", "/nothing", "/v1/models/", "/v1/models/a/", "/v1/models//info"):
-        assert parse(path) == RequestTarget(label="/*", surface="api")
-    assert parse("/metrics") == RequestTarget(label="/metrics", surface="metrics")
-    static = RequestTarget(label="/static_content/", surface="docs")
-    assert parse("/static_content/a.css") == static
-    embeddings = parse("/v1/models/a/embeddings")
-    assert (embeddings.task, embeddings.model) == ("feature-extraction", "a")
-    assert embeddings.label == "/v1/models/{model}/embeddings"
+def admission(limits: Limits) -> Admission:
+    return Admission(limits, "fill-mask")
+
+
+def test_large_bodies_have_one_bound_which_a_single_one_may_exceed() -> None:
+    limits = make_limits(max_held_bytes=2 * LARGE_BYTES)
+    with admission(limits) as alone:
+        alone.count_bytes(3 * LARGE_BYTES)
+    with admission(limits) as first, admission(limits) as third:
+        first.count_bytes(SMALL_BYTES)
+        assert limits.large.num_bytes == 0
+        first.count_bytes(LARGE_BYTES)
+        with admission(limits) as second:
+            second.count_bytes(LARGE_BYTES)
+            third.count_bytes(SMALL_BYTES)
+            with pytest.raises(QueueFullError, match="8194 bytes"):
+                third.count_bytes(LARGE_BYTES)
+            assert limits.large.num_bytes == 2 * LARGE_BYTES
+        with pytest.raises(QueueFullError):
+            third.count_bytes(LARGE_BYTES + 1)
+        third.count_bytes(LARGE_BYTES)
+        assert not limits.unused.is_set()
+    assert limits.large.num_bytes == 0
+    assert limits.unused.is_set()

@@ -1,4 +1,4 @@
-"""The service process over real HTTP: others' clients, load, large bodies, its end."""
+"""The service process over real HTTP: others' clients and services, load, and its end."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import bentoml
 import httpx
 import numpy as np
 import pytest
+from bentoml.exceptions import UnprocessableEntity
 from huggingface_hub import InferenceClient
 from openai import NotFoundError, OpenAI
 
-from tests.albert_serve.server.replies import (
+from albert_serve.api.schemas import Answer, FilledToken, InfoReply
+from albert_serve.server.openapi import EXAMPLES
+from tests.albert_serve.server.conftest import (
     JSON,
     MASKED,
     VALID,
@@ -27,7 +31,15 @@ from tests.albert_serve.server.replies import (
     assert_envelope,
     post,
 )
-from tests.albert_serve.support import MAX_BODY_BYTES, MAX_ITEMS, Running, served
+from tests.albert_serve.support import (
+    MAX_BODY_BYTES,
+    MAX_ITEMS,
+    ROOT,
+    Running,
+    running_service,
+    served,
+    service_environment,
+)
 
 TEXTS = ["It rained.", "An earned run is any run that was not enabled by a fielding error."]
 
@@ -86,6 +98,95 @@ def test_hugging_faces_client_gets_entities(token_service: Running) -> None:
             expected = post(http, "token-classification", text, **options).json()
             assert expected
             assert_close([{name: item[name] for name in expected[0]} for item in got], expected)
+
+
+# Of BentoML and of what it imports.
+bentomls_warnings = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+KEY = "a-key-between-services"
+COMPOSED = "tests.albert_serve.server.composed:Composed"
+
+
+@contextmanager
+def calling(url: str) -> Iterator[Any]:
+    with bentoml.SyncHTTPClient(url) as client:
+        yield client
+        client._temp_dir.cleanup()  # else it is the interpreter that does it, with a warning
+
+
+@pytest.fixture
+def native(service: Running) -> Iterator[Any]:
+    with calling(service.url) as client:
+        yield client
+
+
+def method(task: str) -> str:
+    return task.replace("-", "_")
+
+
+@bentomls_warnings
+def test_bentomls_clients_get_what_http_does_and_raise_our_refusals(
+    service: Running, native: Any, client: httpx.Client
+) -> None:
+    async def ask() -> list[Any]:
+        async with bentoml.AsyncHTTPClient(service.url) as caller:
+            calls = [getattr(caller, method(task))(**EXAMPLES[task]) for task in VALID]
+            replies = [*await asyncio.gather(*calls), await caller.info()]
+            caller._temp_dir.cleanup()
+            return replies
+
+    *replies, info = asyncio.run(ask())
+    for task, reply in zip(VALID, replies, strict=True):
+        assert_close(reply, getattr(native, method(task))(**EXAMPLES[task]))
+        assert_close(reply, client.post(f"/{task}", json=EXAMPLES[task]).json())
+    assert info == native.info()
+    assert InfoReply.model_validate(info).model_id == "tiny"
+    with pytest.raises(UnprocessableEntity) as refused:
+        native.fill_mask("none")
+    assert "[MASK]" in json.loads(refused.value.message)["error"]
+
+
+@bentomls_warnings
+def test_another_service_depends_on_ours(bundle_dir: Path, tmp_path: Path, native: Any) -> None:
+    """It gets typed replies and our refusals, also where a key is needed."""
+    environment = service_environment(bundle_dir, tmp_path)
+    environment["ALBERT_SERVE_API_KEYS"] = environment["BENTO_CLOUD_API_KEY"] = KEY
+    command = ("bentoml", "serve", COMPOSED, "--working-dir", str(ROOT))
+    with (
+        running_service(environment, tmp_path, command) as running,
+        calling(running.url) as composed,
+    ):
+        for task, item in VALID.items():
+            for inputs in (item, [item] * 2):
+                _, reply = composed.ask(method(task), inputs, {"truncation": "truncate"})
+                assert_close(reply, getattr(native, method(task))(inputs))
+        kind, _ = composed.ask("question_answering", VALID["question-answering"])
+        assert kind == Answer.__name__
+        name, *tasks = composed.names()
+        assert (name, {*tasks}) == ("tiny", {*VALID})
+        with pytest.raises(UnprocessableEntity, match=r"no \[MASK\]"):
+            composed.ask("fill_mask", "none")
+
+
+@bentomls_warnings
+def test_calls_in_process_take_and_return_values_and_raise_bentomls_exceptions(
+    bundle_dir: Path, native: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a service that depends on ours in this process: BentoML calls none of our hooks."""
+    monkeypatch.setenv("ALBERT_SERVE_BUNDLE", str(bundle_dir))
+    from tests.albert_serve.server.composed import Composed
+
+    async def check() -> None:
+        albert = cast("Any", Composed()).albert
+        best, *_ = await albert.fill_mask(MASKED, {"top_k": 2})
+        assert isinstance(best, FilledToken)
+        assert_close(best.model_dump(), native.fill_mask(MASKED)[0])
+        assert (await albert.info()).model_id == "tiny"
+        for inputs, message in (("none", r"no \[MASK\]"), (3, "valid string, not 3")):
+            with pytest.raises(UnprocessableEntity, match=message):
+                await albert.fill_mask(inputs)
+        await cast("Any", Composed).dependencies["albert"].close()
+
+    asyncio.run(check())
 
 
 NUM_CLIENTS = 512

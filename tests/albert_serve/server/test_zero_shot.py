@@ -20,7 +20,7 @@ from albert_serve.client import AlbertClient
 from albert_serve.errors import InvalidInputError, TextTooLongError, TooMuchAtOnceError
 from albert_serve.tasks import TextClassification, prepare_request
 from albert_serve.tasks.zero_shot import ZeroShot
-from tests.albert_serve.server.replies import assert_envelope, post
+from tests.albert_serve.server.conftest import assert_envelope, post
 from tests.albert_serve.support import local_http
 from tests.export.exporting import export_bundle
 from training.model.checkpoint import load_checkpoint, save_checkpoint

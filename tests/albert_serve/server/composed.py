@@ -1,4 +1,4 @@
-"""A service that composes ours, which `test_native.py` serves."""
+"""A service that composes ours, which `test_service.py` serves."""
 
 from __future__ import annotations
 
