@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,7 @@ def local(bundle_dir: Path) -> Iterator[httpx.Client]:
 
 
 def post(client: httpx.Client, task: str, inputs: Any, **parameters: Any) -> httpx.Response:
-    return post_json(client, f"/{task}", {"inputs": inputs, "parameters": parameters})
-
-
-def post_json(client: httpx.Client, path: str, body: Any) -> httpx.Response:
-    """In ASCII, which can carry half of a surrogate pair."""
-    return client.post(path, content=json.dumps(body), headers=JSON)
+    return client.post(f"/{task}", json={"inputs": inputs, "parameters": parameters})
 
 
 def assert_envelope(reply: httpx.Response, status: int, error_type: str) -> str:

@@ -25,7 +25,6 @@ from tests.albert_serve.server.conftest import (
     assert_close,
     assert_envelope,
     post,
-    post_json,
 )
 from tests.albert_serve.support import local_http
 
@@ -69,9 +68,9 @@ def test_the_limits_of_bytes_and_items_are_exact(local: httpx.Client) -> None:
         assert reply.status_code == status
     assert str(MAX_BODY_BYTES) in assert_envelope(reply, 413, "body_too_large")
     for path, name in (("/fill-mask", "inputs"), (EMBEDDINGS_PATH, "input")):
-        reply = post_json(local, path, {name: [None] * MAX_ITEMS})
+        reply = local.post(path, json={name: [None] * MAX_ITEMS})
         assert_envelope(reply, 422, "invalid_input")  # of the items, which are read
-        reply = post_json(local, path, {name: [None] * (MAX_ITEMS + 1)})
+        reply = local.post(path, json={name: [None] * (MAX_ITEMS + 1)})
         message = assert_envelope(reply, 422, "too_much_at_once")
         assert message.startswith(f"{name} ")
         assert f"{MAX_ITEMS + 1} items" in message
@@ -90,7 +89,7 @@ def test_the_limits_of_bytes_and_items_are_exact(local: httpx.Client) -> None:
 def test_what_cannot_be_answered_is_told_in_one_line(
     local: httpx.Client, path: str, body: Any, status: int, error_type: str, message: str
 ) -> None:
-    assert message in assert_envelope(post_json(local, path, body), status, error_type)
+    assert message in assert_envelope(local.post(path, json=body), status, error_type)
 
 
 def test_a_list_is_answered_as_its_items_are(local: httpx.Client) -> None:
@@ -138,7 +137,7 @@ def vectors(client: httpx.Client, inputs: Any, **parameters: Any) -> Any:
 
 
 def embed(client: httpx.Client, **body: Any) -> Any:
-    return post_json(client, EMBEDDINGS_PATH, body).json()
+    return client.post(EMBEDDINGS_PATH, json=body).json()
 
 
 def test_openais_format(local: httpx.Client, tokenizer: AlbertTokenizer) -> None:
@@ -164,7 +163,7 @@ def test_openais_format(local: httpx.Client, tokenizer: AlbertTokenizer) -> None
 def test_parameters_are_taken_inside_and_beside(local: httpx.Client) -> None:
     expected = vectors(local, TEXTS, pooling="cls", normalize=True)
     body = {"inputs": TEXTS, "pooling": "cls", "parameters": {"normalize": True}}
-    reply = post_json(local, "/feature-extraction", body)
+    reply = local.post("/feature-extraction", json=body)
     np.testing.assert_allclose(reply.json(), expected, atol=1e-5)
 
 
@@ -178,7 +177,7 @@ def test_the_format_of_text_embeddings_inference(local: httpx.Client) -> None:
         ({"inputs": TEXTS, "normalize": False}, plain),
         ({"inputs": LONG, **cut}, [left]),
     ):
-        reply = post_json(local, "/embed", options)
+        reply = local.post("/embed", json=options)
         np.testing.assert_allclose(reply.json(), expected, atol=1e-5)
 
 
