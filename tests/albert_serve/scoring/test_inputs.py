@@ -7,7 +7,6 @@ import gzip
 import io
 import random
 import tempfile
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from pyarrow import dataset, parquet
 
 from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.answers import SCORED_TASKS, answer_columns
-from albert_serve.scoring.inputs import RowBatch, RowSelection, arrow_batches
+from albert_serve.scoring.inputs import RowBatch
 from albert_serve.scoring.job import score_files
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.rows import RowReader
@@ -36,13 +35,6 @@ from tests.albert_serve.scoring.jobs import (
     write_dataset,
     write_jsonl,
 )
-
-
-def test_a_record_batch_is_divided_by_its_bytes() -> None:
-    [batch] = pyarrow.table({"text": ["a" * 1000] * 8}).to_batches()
-    selection = RowSelection(fields=lambda names: names, keep=None, max_rows=8, max_bytes=3100)
-    parts = arrow_batches(batch, selection, "row ", 0)
-    assert [len(part.values) for part in parts] == [3, 3, 2]
 
 
 def test_parts_of_parquet_are_bounded_by_what_is_kept(tmp_path: Path) -> None:
@@ -98,98 +90,38 @@ def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
         score(folder / "b.csv", folder / "b.csv")
 
 
-def test_a_table_has_the_columns_of_all_files(tmp_path: Path) -> None:
-    one = write_csv(tmp_path / "one.csv", [{"text": "x", "a": "1"}])
-    two = write_csv(tmp_path / "two.csv", [{"text": "y", "b": "2"}])
-    for suffix, empty in ((".csv", ""), (".parquet", None)):
-        score([one, two], tmp_path / f"out{suffix}")
-        rows = read_table(tmp_path / f"out{suffix}")
-        assert [(row["a"], row["b"]) for row in rows] == [("1", empty), (empty, "2")]
-    three = tmp_path / "three.parquet"
-    parquet.write_table(pyarrow.table({"text": ["z"], "a": [1]}), three)
-    with pytest.raises(InvalidInputError, match="'a' has values of different types"):
-        score([one, three], tmp_path / "mixed.parquet")
-    score([two, three], tmp_path / "mixed.parquet")
-    rows = read_table(tmp_path / "mixed.parquet")
-    assert [(row["a"], row["b"]) for row in rows] == [(None, "2"), (1, None)]
-    score([one, three], tmp_path / "mixed.csv")
-    assert [row["a"] for row in read_table(tmp_path / "mixed.csv")] == ["1", "1"]
-
-
-def test_an_address_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_address_is_refused(tmp_path: Path) -> None:
     source, address = write_jsonl(tmp_path / "in.jsonl", texts(1)), "s3://bucket/a.csv"
-    jobs: list[tuple[Path | str, Path | str]]
-    jobs = [(address, "out.csv"), (source, address), (source, Path(address))]
-    for input_, output in jobs:
-        with pytest.raises(InvalidInputError, match="is an address, but jobs read and write local"):
-            score([input_], output)
-    assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]
+    with pytest.raises(InvalidInputError, match="is an address, but jobs read and write local"):
+        score([address], tmp_path / "out.csv")
+    with pytest.raises(InvalidInputError, match="is an address, but jobs read and write local"):
+        score(source, address)
 
 
-def write_hive(folder: Path, suffix: str) -> list[dict[str, Any]]:
-    """Write files in folders that name columns, and return their rows as pyarrow reads them."""
-    parts = ["n=1/lang=en%20x", "n=-02/lang=__HIVE_DEFAULT_PARTITION__", "n=10/lang=7"]
-    for part in parts:
-        (folder / part).mkdir(parents=True)
-        parquet.write_table(pyarrow.table({"text": [part]}), folder / part / "0.parquet")
-    table = dataset.dataset(folder, partitioning="hive").to_table().select(["text", "n", "lang"])
-    rows: list[dict[str, Any]] = table.sort_by("text").to_pylist()
-    if suffix != ".parquet":
-        write = write_csv if suffix == ".csv" else write_jsonl
-        for part in parts:
-            (folder / part / "0.parquet").unlink()
-            write(folder / part / f"0{suffix}", [{"text": part}])
-    return rows
-
-
-@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
-def test_folders_of_hive_keep_their_columns_as_pyarrow_reads_them(
-    suffix: str, tmp_path: Path
-) -> None:
-    expected = write_hive(tmp_path / "in", suffix)
+def test_folders_of_hive_are_columns_as_pyarrow_reads_them(tmp_path: Path) -> None:
+    for part in ("n=1/lang=en%20x", "n=-02/lang=__HIVE_DEFAULT_PARTITION__", "n=10/lang=7"):
+        (tmp_path / "in" / part).mkdir(parents=True)
+        table = pyarrow.table({"text": [part]})
+        parquet.write_table(table, tmp_path / "in" / part / "0.parquet")
+    names = ["text", "n", "lang"]
+    expected = dataset.dataset(tmp_path / "in", partitioning="hive").to_table().select(names)
     for source in (tmp_path / "in", f"{tmp_path}/in/n=*/*/*"):
-        score([source], tmp_path / "out.parquet", keep=["text", "n", "lang"])
-        scored = parquet.read_table(tmp_path / "out.parquet").select(["text", "n", "lang"])
+        score([source], tmp_path / "out.parquet", keep=names)
+        scored = parquet.read_table(tmp_path / "out.parquet").select(names)
         assert scored.schema.types == [pyarrow.string(), pyarrow.int32(), pyarrow.string()]
-        assert scored.sort_by("text").to_pylist() == expected
-    score([tmp_path / "in"], tmp_path / "out.jsonl", keep=["lang"])
-    assert {row["lang"] for row in read_jsonl(tmp_path / "out.jsonl")} == {"en x", None, "7"}
-    score([f"{tmp_path}/in/n=-02/"], tmp_path / "out.parquet")
-    lang = parquet.read_table(tmp_path / "out.parquet").column("lang")
-    assert (lang.type, lang.to_pylist()) == (pyarrow.string(), [None])
+        assert scored.sort_by("text").to_pylist() == expected.sort_by("text").to_pylist()
 
 
 def test_binary_text_is_read_as_text(tmp_path: Path) -> None:
-    contents = [text.encode() for text in ("A film.", "Ein schöner Film.")]
     source, output = tmp_path / "in.parquet", tmp_path / "out.jsonl"
-    for column in (
-        pyarrow.array(contents),
-        pyarrow.array(contents, pyarrow.large_binary()),
-        pyarrow.array(contents).dictionary_encode(),
-    ):
-        parquet.write_table(pyarrow.table({"text": column, "raw": [b"\xff", b""]}), source)
-        score(source, output)
-        first, second = read_jsonl(output)
-        assert (first["text"], second["text"]) == ("A film.", "Ein schöner Film.")
-        assert second["output"] == labels_of("Ein schöner Film.")
-        score(source, tmp_path / "out.parquet")
-        scored = parquet.read_table(tmp_path / "out.parquet")
-        assert scored.column("text").to_pylist() == contents
-        assert scored.column("raw").to_pylist() == [b"\xff", b""]
+    films = ["A film.", "Ein schöner Film."]
+    column = pyarrow.array([text.encode() for text in films])
+    parquet.write_table(pyarrow.table({"text": column, "raw": [b"\xff", b""]}), source)
+    score(source, output)
+    assert [row["output"] for row in read_jsonl(output)] == [labels_of(text) for text in films]
     parquet.write_table(pyarrow.table({"text": [b"ok", b"\xff"]}), source)
     with pytest.raises(InvalidInputError, match="The binary column 'text' is not UTF-8"):
         score(source, output)
-
-
-def test_rows_of_an_unnamed_format_are_not_guessed(tmp_path: Path) -> None:
-    source = tmp_path / "in"
-    source.write_text('"a"\n')
-    with pytest.raises(InvalidInputError, match=r"does not begin with a JSON .*--input-format csv"):
-        score(source, tmp_path / "out.jsonl")
-    assert list(tmp_path.iterdir()) == [source]
-    source.write_text('{"text": "a"}\nno JSON\n')
-    assert score(source, tmp_path / "out.jsonl").num_errors == 1
 
 
 @pytest.mark.parametrize(
@@ -198,14 +130,8 @@ def test_rows_of_an_unnamed_format_are_not_guessed(tmp_path: Path) -> None:
         (b"id,review\n1,a\n", {}, r"has no column 'text'; it has id, review.*--column text=COLUMN"),
         (b"id,text\n1,a\n", {"columns": {"text": "review"}}, "has no column 'review'"),
         (b"id,text\n1,a\n", {"keep": ["ID"]}, "has no column 'ID'"),
-        (b"id,text\n1,a\n", {"columns": {"txt": "text"}}, "has no field 'txt'. Choose one of text"),
-        (b"text,gr\xf6\xdfe\na,1\n", {}, "The names of the columns are not UTF-8"),
-        ("text\na\n".encode("utf-16")[:-1], {}, "in.csv is damaged or incomplete: .* utf-16"),
-        (b"", {}, "is empty. Its first line must name the columns"),
         (b'text\n"a"b\n', {}, r"line 2: .*--no-quotes"),
         (b'text\n"a\nb\n', {}, r"line 2: In line 3, unexpected end of data"),
-        (b"text\n" + b"a" * (17 << 20), {}, "line 2 has more than 16777216 bytes"),
-        (b"PK\x03\x04", {}, "is an Excel or Zip file. Save it as one of jsonl, csv, tsv"),
         (b"text\na\n", {"parameters": {"topk": 1}}, "Unknown field 'topk'"),
     ],
 )
@@ -233,11 +159,8 @@ def csv_of(delimiter: str, end: str) -> str:
     [
         csv_of(";", "\r\n").encode("utf-8-sig"),
         csv_of("\t", "\r\n").encode("utf-16"),  # Excel's "Unicode text"
-        f"sep=;\r\n{csv_of(';', chr(10))}".encode(),
-        csv_of(",", "\n").replace("\n", "\r").encode(),  # of an old Macintosh
-        csv_of("|", "\n").encode(),
     ],
-    ids=["semicolon", "utf-16", "sep", "cr", "bar"],
+    ids=["semicolon", "utf-16"],
 )
 def test_a_csv_is_read_whichever_program_wrote_it(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_bytes(content)
@@ -247,7 +170,7 @@ def test_a_csv_is_read_whichever_program_wrote_it(content: bytes, tmp_path: Path
     assert [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")] == ["1", "2"]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_columns_with_names_of_the_answer_are_kept_beside_it(suffix: str, tmp_path: Path) -> None:
     """Also those of an output that is scored again."""
     row = {"text": "a", "label": "gold", "score": "5", "output": "x", "input_label": "old"}
@@ -267,14 +190,11 @@ def test_columns_with_names_of_the_answer_are_kept_beside_it(suffix: str, tmp_pa
 
 
 def test_columns_are_those_that_training_knows(tmp_path: Path) -> None:
-    pair = pyarrow.table([["a", "b"], ["c", None]], names=["premise", "hypothesis"])
-    parquet.write_table(pair, tmp_path / "in.parquet")
     rows = [{"Sentence1": "a", "sentence2": "c"}, {"Sentence1": "b", "sentence2": ""}]
-    for source in (tmp_path / "in.parquet", write_csv(tmp_path / "in.csv", rows)):
-        scorer = HashScorer()
-        score_files(scorer, [source], tmp_path / "out.jsonl")
-        items = [request.inputs for request in scorer.requests]
-        assert [(item.text, item.text_pair) for item in items] == [("a", "c"), ("b", None)]
+    scorer = HashScorer()
+    score_files(scorer, [write_csv(tmp_path / "in.csv", rows)], tmp_path / "out.jsonl")
+    items = [request.inputs for request in scorer.requests]
+    assert [(item.text, item.text_pair) for item in items] == [("a", "c"), ("b", None)]
 
 
 def test_json_arrays_and_folders_of_datasets_are_read(tmp_path: Path) -> None:
@@ -285,10 +205,6 @@ def test_json_arrays_and_folders_of_datasets_are_read(tmp_path: Path) -> None:
     summary = score_files(scorer, inputs, tmp_path / "out.jsonl", ScoreOptions(part_rows=2))
     assert scorer.texts == list("abcde")
     assert summary.first_error == f"{tmp_path}/in.json, record 2 is not a JSON object."
-    with pytest.raises(InvalidInputError, match="is an Arrow file, which is only an input format"):
-        score(tmp_path / "in.json", tmp_path / "out.arrow")
-    score(tmp_path / "saved", f"{tmp_path}/out/")
-    assert read_table(tmp_path / "out/part-000000.parquet")[2]["text"] == "c"
 
 
 def test_rows_of_a_csv_with_other_fields_are_errors(tmp_path: Path) -> None:
@@ -319,25 +235,6 @@ def test_damage_ends_the_job_and_keeps_the_parts_before(tmp_path: Path) -> None:
     assert score(source, output, part_rows=300, restart=True).num_rows == 6_000
 
 
-@pytest.mark.parametrize(
-    ("damaged", "message"),
-    [
-        (b"b\xffbb", "A value in the columns text cannot be read"),
-        (b"bbbc", r"in\.parquet is damaged or incomplete: .*CRC"),
-    ],
-)
-def test_damage_inside_a_parquet_file_ends_the_job(
-    damaged: bytes, message: str, tmp_path: Path
-) -> None:
-    table, source = pyarrow.table({"text": ["a", "bbbb", "c"]}), tmp_path / "in.parquet"
-    options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
-    parquet.write_table(table, source, write_page_checksum=damaged == b"bbbc", **options)
-    source.write_bytes(source.read_bytes().replace(b"bbbb", damaged))
-    with pytest.raises(InvalidInputError, match=message):
-        score(source, tmp_path / "out.csv")
-    assert not (tmp_path / "out.csv.parts").exists()
-
-
 def test_columns_of_jsonl_in_a_table_are_those_of_the_first_rows(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"id": i, "text": "x"} for i in range(1023)]
     known = {"text": "y", "more": 1}
@@ -350,59 +247,6 @@ def test_columns_of_jsonl_in_a_table_are_those_of_the_first_rows(tmp_path: Path)
     source = write_jsonl(tmp_path / "types.jsonl", [*rows, *rows[:9], {"text": "y", "id": "a17"}])
     first_error = score(source, tmp_path / "types.parquet").first_error
     assert str(first_error).startswith("line 1033: The column 'id' has a value that is not int64")
-    mixed = write_jsonl(tmp_path / "mixed.jsonl", [{"id": 1, "text": "x"}, {"id": "a"}])
-    with pytest.raises(InvalidInputError, match="'id' has values of different types"):
-        score(mixed, tmp_path / "mixed.parquet")
-
-
-def test_a_list_of_inputs_has_no_place_in_a_table(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", [{"inputs": ["a", "b"]}, {"text": "c"}])
-    score(source, tmp_path / "out.csv", keep=[])
-    errors = [row["error"] for row in read_table(tmp_path / "out.csv")]
-    assert errors[0].startswith("The row has a list of inputs, but a table has one answer per row")
-    assert errors[1] == ""
-
-
-def test_the_parts_of_jobs_are_no_input(tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    for name in ["b.parts/part-000000.jsonl", "_parts.jsonl", ".c.jsonl", "a.jsonl"]:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write_jsonl(folder / name, [{"id": name, "text": "x"}])
-    for pattern in (folder, f"{folder}/*.jsonl", f"{folder}/**/*.jsonl"):
-        score([pattern], tmp_path / "out.jsonl")
-        assert [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")] == ["a.jsonl"]
-    for pattern in (folder, f"{folder}/**/*.jsonl"):
-        for _ in range(2):
-            assert score([pattern], f"{folder}/out/").num_rows == 1
-    assert score([f"{folder}/b.parts/*.jsonl"], tmp_path / "out.jsonl").num_rows == 1
-
-
-def test_null_parameters_of_a_structure_are_those_of_the_job(tmp_path: Path) -> None:
-    source, output = tmp_path / "in.parquet", tmp_path / "out.jsonl"
-    parameters = [{"top_k": None, "truncation": True}, {"top_k": 2, "truncation": None}]
-    parquet.write_table(pyarrow.table({"text": ["a", "b"], "parameters": parameters}), source)
-    scorer = HashScorer()
-    score_files(scorer, [source], output, ScoreOptions(parameters={"top_k": 1}))
-    assert [request.parameters.top_k for request in scorer.requests] == [1, 2]
-
-
-def test_a_line_without_end_is_a_rows_error(tmp_path: Path) -> None:
-    source, output = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
-    with gzip.open(source, "wb", compresslevel=1) as stream:
-        for _ in range(100):
-            stream.write(b" " * (1 << 20))
-        stream.write(b'a\n{"id": 1, "text": "a"}\n')
-    tracemalloc.start()
-    try:
-        summary = score(source, output)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    first, second = read_jsonl(output)
-    assert first["error"].startswith("line 1 has more than 16777216 bytes")
-    assert first["error_type"] == "body_too_large"
-    assert (second["id"], summary.num_errors) == (1, 1)
-    assert peak < 60 << 20
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -448,9 +292,7 @@ FILLED = {"score": 0.5, "token": 3, "token_str": "a", "sequence": "a b"}
             {"token_str": "a", "score": 0.5, "sequence": "a b", "predictions": [[FILLED]]},
         ),
         ("fill-mask", [[FILLED], [FILLED]], {"predictions": [[FILLED], [FILLED]]}),
-        ("fill-mask", [[]], {"predictions": [[]]}),
         ("question-answering", [ANSWER, {}], {**ANSWER, "answers": [ANSWER, {}]}),
-        ("text-classification", [], {"labels": []}),
         ("sentence-order", {"in_order": 0.5}, {"in_order": 0.5}),
         ("token-classification", [{"word": "a"}], {"entities": [{"word": "a"}]}),
         ("feature-extraction", [0.5, 1.0], {"embedding": [0.5, 1.0]}),
@@ -464,8 +306,6 @@ def test_answers_have_columns(task: str, output: Any, columns: dict[str, Any]) -
 
 def test_times_of_parquet_are_iso_8601_elsewhere(tmp_path: Path) -> None:
     times = [
-        (pyarrow.timestamp("ns"), -1, "1969-12-31T23:59:59.999999999"),
-        (pyarrow.timestamp("ns", "UTC"), 1, "1970-01-01T00:00:00.000000001Z"),
         (pyarrow.timestamp("ns", "Europe/Berlin"), 1, "1970-01-01T01:00:00.000000001+01:00"),
         (pyarrow.time64("ns"), 86_399 * 10**9 + 1, "23:59:59.000000001"),
         (pyarrow.duration("ns"), 90_000 * 10**9, "P1DT1H"),

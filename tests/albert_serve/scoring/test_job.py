@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import resource
-import stat
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pytest
 from pyarrow import dataset, parquet
-from tqdm import tqdm
 
 from albert_serve.errors import InvalidInputError
 from albert_serve.scoring.errors import (
@@ -151,17 +147,16 @@ def test_what_a_killed_job_left_of_a_part_is_written_again(tmp_path: Path) -> No
         assert read_any(tmp_path / "out.csv") == read_any(tmp_path / "whole.csv")
 
 
-@pytest.mark.parametrize("kind", ["parquet", "csv"])
-def test_a_folder_holds_the_parts(kind: str, tmp_path: Path) -> None:
+def test_a_folder_holds_the_parts(tmp_path: Path) -> None:
     source = write_csv(tmp_path / "in.csv", texts(25))
-    options: dict[str, Any] = {"part_rows": 10, "output_format": kind}
+    options: dict[str, Any] = {"part_rows": 10, "output_format": "parquet"}
     stop(source, f"{tmp_path}/out/", 1, **options)
     assert not (tmp_path / "out/_SUCCESS").exists()
     summary = score(source, f"{tmp_path}/out/", **options)
     names = sorted(file.name for file in (tmp_path / "out").iterdir())
-    parts = [f"part-{number:06}.{kind}" for number in range(3)]
+    parts = [f"part-{number:06}.parquet" for number in range(3)]
     assert names == ["_SUCCESS", "_manifest.json", "_parts.jsonl", *parts]
-    read = dataset.dataset(tmp_path / "out", format=kind).to_table()
+    read = dataset.dataset(tmp_path / "out").to_table()
     assert [int(number) for number in read.column("id").to_pylist()] == list(range(25))
     assert summary.num_parts == 3
     again = score(source, f"{tmp_path}/out/", **options)
@@ -173,8 +168,6 @@ def test_a_folder_holds_the_parts(kind: str, tmp_path: Path) -> None:
     [
         ({"parameters": {"top_k": 1}}, "1", "parameters"),
         ({"keep": ["id"], "columns": {"text": "id"}}, "1", "columns and keep"),
-        ({"truncation": False}, "1", "truncation"),
-        ({"has_quotes": False}, "1", "quotes"),
         ({}, "2", "The model"),
     ],
 )
@@ -191,31 +184,14 @@ def test_a_changed_job_is_refused_unless_it_is_restarted(
     assert (summary.num_rows, summary.num_resumed_rows) == (40, 0)
 
 
-def replace_by_link(file: Path, target: Path) -> None:
-    file.unlink()
-    file.symlink_to(target)
-
-
-def replace_by_pipe(file: Path) -> None:
-    file.unlink()
-    os.mkfifo(file)
-
-
 @pytest.mark.parametrize(
     ("file", "damage"),
     [
         ("_parts.jsonl", lambda file: file.write_text("{}\n")),
-        ("_parts.jsonl", lambda file: file.write_text("[" * 100_000 + "\n")),
-        ("_parts.jsonl", lambda file: file.write_text(file.read_text().replace(": 10", ': "10"'))),
-        ("_parts.jsonl", lambda file: replace_by_link(file, Path("/dev/zero"))),
-        ("part-000001.csv", lambda file: replace_by_link(file, file.with_name("part-000000.csv"))),
         ("part-000000.csv", Path.unlink),
         ("part-000001.csv", lambda file: os.truncate(file, 40)),
         ("part-000001.csv", lambda file: file.write_text(file.read_text().replace("t 1", "t 2"))),
-        ("_manifest.json", lambda file: file.write_text("[" * 100_000)),
-        ("_manifest.json", lambda file: file.write_text('{"format_version": 5}')),
         ("_manifest.json", lambda file: file.write_text(file.read_text().replace(": 5,", ": 4,"))),
-        ("_manifest.json", replace_by_pipe),
     ],
 )
 def test_damaged_parts_are_refused(
@@ -230,46 +206,21 @@ def test_damaged_parts_are_refused(
     assert score(source, output, part_rows=10, restart=True).num_resumed_rows == 0
 
 
-@pytest.mark.parametrize("output", ["out.jsonl", "out/"])
-def test_a_part_that_lost_its_end_during_the_job_is_refused(output: str, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", texts(40))
-
-    def truncated() -> bool:
-        for first in tmp_path.glob("out*/part-000000.jsonl"):
-            os.truncate(first, first.stat().st_size // 2)
-        return False
-
-    options = ScoreOptions(part_rows=10)
-    with pytest.raises(ChangedJobError, match=r"part-000000\.jsonl was damaged"):
-        score_files(HashScorer(), [source], f"{tmp_path}/{output}", options, is_stopped=truncated)
-    assert not (tmp_path / "out.jsonl").exists()
-    assert not (tmp_path / "out/_SUCCESS").exists()
-
-
-def append_a_row(source: Path) -> None:
-    with source.open("ab") as stream:
-        stream.write(b"50,more\n")
-
-
-@pytest.mark.parametrize("change", [append_a_row, Path.unlink])
-def test_an_input_that_changes_during_the_job_ends_it(
-    change: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_an_input_that_changes_during_the_job_ends_it(tmp_path: Path) -> None:
     source, output = write_csv(tmp_path / "in.csv", texts(40)), tmp_path / "out.csv"
-    changes = iter([change])
 
     def changing() -> bool:
-        for one in changes:
-            one(source)
+        with source.open("ab") as stream:
+            stream.write(b"50,more\n")
         return False
 
     options = ScoreOptions(part_rows=10)
     with pytest.raises(ChangedJobError, match=r"in\.csv changed while it was read"):
         score_files(HashScorer(), [source], output, options, is_stopped=changing)
     assert not output.exists()
-    write_csv(source, texts(41))
     with pytest.raises(ChangedJobError, match="The input changed since the parts in"):
         score(source, output, part_rows=10)
+    write_csv(source, texts(41))
     assert score(source, output, part_rows=10, restart=True).num_rows == 41
 
 
@@ -280,9 +231,6 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     precious.write_text("precious")
     with pytest.raises(InvalidInputError, match="is not the folder of a job's parts"):
         score(source, tmp_path / "out.csv")
-    (tmp_path / "two.csv.parts").symlink_to(precious.parent)
-    with pytest.raises(InvalidInputError, match="is not the folder of a job's parts"):
-        score(source, tmp_path / "two.csv")
     assert precious.read_text() == "precious"
 
 
@@ -293,8 +241,6 @@ def test_errors_end_the_job_where_they_may_not_be(tmp_path: Path) -> None:
         score(source, output, errors="fail", part_rows=2)
     with pytest.raises(TooManyErrorsError, match="2 of 4 rows failed, but only 1 may fail"):
         score(source, output, max_errors=1, part_rows=2)
-    with pytest.raises(TooManyErrorsError, match=r"1 of 2 rows failed\. The first error: the"):
-        score(source, output, max_errors=0, part_rows=2)
     assert not output.exists()
     summary = score(source, output, max_errors=3, part_rows=2)
     assert summary.num_resumed_rows == 2
@@ -312,42 +258,15 @@ def test_an_empty_table_has_its_columns(tmp_path: Path) -> None:
     assert (tmp_path / "out.jsonl").read_bytes() == b""
 
 
-def test_a_part_has_up_to_4_mib_and_a_row_group_many_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_has_up_to_4_mib(tmp_path: Path) -> None:
     rows = [{"text": "a" * ((1 << 20) - 1)}, *[{"text": "a" * (1 << 20)}] * 9]
-    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet"
+    source = write_jsonl(tmp_path / "in.jsonl", rows)
     score(source, f"{tmp_path}/parts/", keep=[], output_format="jsonl")
     log = (tmp_path / "parts/_parts.jsonl").read_text().splitlines()
     assert [json.loads(line)["num_rows"] for line in log] == [5, 4, 1]
-    parquet.write_table(pyarrow.table({"text": ["a" * (5 << 20)] * 2}), tmp_path / "in.parquet")
-    assert score(tmp_path / "in.parquet", output, keep=[]).num_parts == 2
-    monkeypatch.setattr("albert_serve.scoring.output._GROUP_ROWS", 6)
-    score(source, output, keep=[], part_rows=3)
-    file = parquet.ParquetFile(output).metadata
-    assert [file.row_group(group).num_rows for group in range(file.num_row_groups)] == [6, 4]
 
 
-def test_the_progress_is_that_of_the_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bars: list[Any] = []
-
-    @contextmanager
-    def bar(title: str, **options: Any) -> Iterator[Any]:
-        bars.append(tqdm(desc=title, file=io.StringIO(), **options))
-        yield bars[-1]
-
-    monkeypatch.setattr("albert_serve.scoring.job.progress_bar", bar)
-    for name in ("a.parquet", "b.parquet"):
-        parquet.write_table(pyarrow.Table.from_pylist(texts(100)), tmp_path / name)
-    size = (tmp_path / "a.parquet").stat().st_size
-    pattern: Any = f"{tmp_path}/?.parquet"
-    stop(pattern, tmp_path / "out.csv", 5, part_rows=40)
-    assert (bars[0].total, bars[0].n) == (2 * size, size + int(size * 0.4))  # of four parts
-    score(pattern, tmp_path / "out.csv", part_rows=40)
-    assert (bars[1].initial, bars[1].n) == (2 * size * 180 // 200, 2 * size)
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv.gz", ".parquet"])
+@pytest.mark.parametrize("suffix", [".csv.gz", ".parquet"])
 def test_a_full_disk_ends_the_job_and_loses_nothing(suffix: str, tmp_path: Path) -> None:
     rows = [{"text": f"{i} " * 40} for i in range(300)]
     source = write_jsonl(tmp_path / "in.jsonl", rows)
@@ -367,98 +286,29 @@ def test_a_full_disk_ends_the_job_and_loses_nothing(suffix: str, tmp_path: Path)
     assert read_any(output) == read_any(whole)
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
-def test_half_a_surrogate_pair_is_the_error_of_its_row(suffix: str, tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"note": "\ud83d", "text": "a"},
-        {"note": {"\ud83d": "\udc80"}, "text": "b"},
-        {"note": "\U0001f600", "text": "c"},
-    ]
-    source = write_jsonl(tmp_path / "in.jsonl", [rows[0], rows[2]])
-    summary = score(source, tmp_path / f"out{suffix}")
-    wrong, right = read_any(tmp_path / f"out{suffix}")
-    assert (summary.num_rows, summary.num_errors) == (2, 1)
-    assert "line 1: The column 'note' contains half of a surrogate pair" in wrong["error"]
-    assert (wrong["note"], right["note"]) == ("\N{REPLACEMENT CHARACTER}", "\U0001f600")
-    source = write_jsonl(tmp_path / "in.jsonl", [rows[1]])
-    assert score(source, tmp_path / f"out{suffix}").num_errors == 1
-
-
 def test_a_value_that_parquet_cannot_hold_is_the_error_of_its_row(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"text": "a", "m": {"a": 1}, "n": 1, "empty": "x"}]
-    rows += [{"text": "b", "m": {}, "n": 10**30, "empty": {}}]
+    rows: list[dict[str, Any]] = [{"text": "a", "n": 2**63 - 1}, {"text": "b", "n": 2**63}]
     source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet"
     assert score(source, output).num_errors == 1
     right, wrong = read_table(output)
-    assert (right["m"], right["n"], right["empty"]) == ({"a": 1}, 1, "x")
-    assert (wrong["m"], wrong["n"], wrong["empty"]) == ({"a": None}, None, None)
+    assert (right["n"], wrong["n"]) == (2**63 - 1, None)
     assert "line 2: The column 'n' has a value that is not int64" in wrong["error"]
-    source = write_jsonl(tmp_path / "in.jsonl", [{"text": "a", "m": [{}], "n": None}])
-    assert score(source, output).num_errors == 1
-    [row] = read_table(output)
-    assert (row["m"], row["n"]) == (None, None)
-    assert parquet.read_schema(output).field("n").type == pyarrow.string()
 
 
-@pytest.mark.parametrize("output", ["pipe", "out/"])
-def test_pipes_are_read_and_written_to(output: str, tmp_path: Path) -> None:
+def test_pipes_are_read_and_written_to(tmp_path: Path) -> None:
     source, pipe = tmp_path / "in.jsonl", tmp_path / "pipe"
     arrived: list[str] = []
     for file in (source, pipe):
         os.mkfifo(file)
-    others = [threading.Thread(target=write_jsonl, args=(source, texts(30)), daemon=True)]
-    if output == "pipe":
-        others.append(threading.Thread(target=lambda: arrived.append(pipe.read_text())))
+    others = [
+        threading.Thread(target=write_jsonl, args=(source, texts(30)), daemon=True),
+        threading.Thread(target=lambda: arrived.append(pipe.read_text()), daemon=True),
+    ]
     for thread in others:
         thread.start()
-    summary = score(source, f"{tmp_path}/{output}", part_rows=10)
+    summary = score(source, pipe, part_rows=10)
     for thread in others:
         thread.join(timeout=10)
-    if output == "out/":
-        assert (tmp_path / "out/_SUCCESS").exists()
-        arrived = [part.read_text() for part in sorted((tmp_path / "out").glob("part-*"))]
-    rows = [json.loads(line) for text in arrived for line in text.splitlines()]
+    rows = [json.loads(line) for line in arrived[0].splitlines()]
     assert [row["id"] for row in rows] == list(range(30))
     assert summary.num_parts == 3
-    assert stat.S_ISFIFO(pipe.lstat().st_mode)
-
-
-def test_the_standard_output_is_written_to_wherever_it_goes(tmp_path: Path) -> None:
-    """As `>> out.jsonl` has it: what was there stays, and what follows comes after."""
-    source, redirected = write_jsonl(tmp_path / "in.jsonl", texts(1)), tmp_path / "out.jsonl"
-    redirected.write_text("before\n")
-    kept = os.dup(1)
-    target = os.open(redirected, os.O_WRONLY | os.O_APPEND)
-    try:
-        os.dup2(target, 1)
-        score(source, "-")
-        os.write(1, b"after\n")
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(target)
-    before, row, after = redirected.read_text().splitlines()
-    assert (before, json.loads(row)["id"], after) == ("before", 0, "after")
-
-
-def test_the_file_behind_a_link_is_replaced(tmp_path: Path) -> None:
-    output, linked = tmp_path / "out.jsonl", tmp_path / "elsewhere.jsonl"
-    linked.write_text("old")
-    output.symlink_to(linked)
-    score(write_jsonl(tmp_path / "in.jsonl", texts(1)), output)
-    assert output.is_symlink()
-    assert read_jsonl(linked)[0]["id"] == 0
-    linked.unlink()
-    score(tmp_path / "in.jsonl", output)
-    assert read_jsonl(linked)[0]["id"] == 0
-    output.unlink()
-    output.symlink_to(output)
-    with pytest.raises(InvalidInputError, match="is a symbolic link that leads to itself"):
-        score(tmp_path / "in.jsonl", output)
-
-
-@pytest.mark.parametrize("num_rows", [1, 3000])
-def test_a_full_device_is_an_output_error(num_rows: int, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "in.jsonl", texts(num_rows))
-    with pytest.raises(OutputError, match="/dev/full cannot be written: No space left"):
-        score(source, "/dev/full", output_format="csv")
