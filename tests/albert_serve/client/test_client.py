@@ -1,59 +1,29 @@
-"""The methods of both clients against the running service, their options and their types."""
+"""Both clients and Hugging Face's own against the running service; the examples and documents."""
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import inspect
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, assert_type, get_overloads
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, assert_type
 
 import numpy as np
 import pytest
+import transformers
+from huggingface_hub import InferenceClient
 
-from albert_serve.api.schemas import InfoReply, LabelScore, Order
-from albert_serve.client import (
-    AlbertClient,
-    AnswerStream,
-    AsyncAlbertClient,
-    AsyncAnswerStream,
-    requests,
-)
+from albert_serve.api.schemas import LabelScore
+from albert_serve.client import AlbertClient, AnswerStream, AsyncAlbertClient
 from albert_serve.errors import ConfigError, InvalidInputError, NoMaskError, TextTooLongError
 from scripts.unasync import generated
 from tests.albert_serve.client.twins import CASES, Twin, assert_same, kinds
-from tests.albert_serve.support import MAX_ITEMS, ROOT, Running
+from tests.albert_serve.support import ROOT, Running
 
 MakeTwin = Callable[..., Twin]
-
-
-def test_the_defaults_are_those_of_the_documents() -> None:
-    page = (ROOT / "docs/client.md").read_text(encoding="utf-8").partition("## Client options")[2]
-    documented = dict(re.findall(r"^\| `(\w+)` \| `?([\w]+)`? \|", page, re.M))
-    parameters = inspect.signature(AlbertClient).parameters.values()
-    assert {one.name: f"{one.default}".removesuffix(".0") for one in parameters} == documented
-    local = inspect.signature(AlbertClient.local).parameters["timeout_s"].default
-    ready = inspect.signature(AlbertClient.wait_until_ready).parameters["timeout_s"].default
-    assert (local, ready) == (24 * 60 * 60, 60)
-
-
-@pytest.mark.parametrize("name", [*CASES, "zero_shot_classification"])
-def test_a_docstring_lists_the_options_with_their_defaults(name: str) -> None:
-    doc = inspect.getdoc(getattr(AlbertClient, name)) or ""
-    entries = doc.partition("Keyword Args:\n    ")[2].partition("\n\n")[0].split("\n    ")
-    text = " ".join(entry.strip() for entry in entries)
-    documented = dict(re.findall(r"(\w+) \([^:]+\): .+?\(default: (.+?)\)\.(?= |$)", text))
-    single, _ = get_overloads(getattr(AlbertClient, name))
-    options = getattr(requests, single.__annotations__["options"][len("Unpack[") : -1])
-    assert documented.keys() == options.__annotations__.keys()
-    spec = getattr(requests, "ZERO_SHOT" if name.startswith("zero") else name.upper())
-    parameters = spec.request.model_fields["parameters"].annotation
-    for option, default in documented.items():
-        value = parameters.model_fields[option].default
-        if value is not None and option != "truncation":
-            assert ast.literal_eval(default) == value
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -75,13 +45,6 @@ def test_the_sync_client_is_generated_from_the_other() -> None:
         assert path.read_text(encoding="utf-8") == content, "run `make client`"
 
 
-def test_info(albert: AlbertClient) -> None:
-    info = albert.info()
-    assert (info.mask_token, info.max_items) == ("[MASK]", MAX_ITEMS)
-    assert {task.name for task in info.tasks} >= {"fill-mask", "question-answering"}
-    assert str(info).startswith(f"{info.model_id}: an ALBERT in fp32, revision {info.revision}\n")
-
-
 def test_a_refusal_raises_the_services_error_with_its_id(albert: AlbertClient) -> None:
     with pytest.raises(NoMaskError, match=r"\[MASK\]") as caught:
         albert.fill_mask("nothing")
@@ -93,15 +56,12 @@ def test_a_refusal_raises_the_services_error_with_its_id(albert: AlbertClient) -
 def test_warnings_of_a_reply_are_logged(
     albert: AlbertClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    in_second_part = [*["a film"] * MAX_ITEMS, "word " * 300]
     with caplog.at_level(logging.WARNING, "albert_serve.client.transport"):
         albert.fill_mask("a [MASK]", targets="supervolcanoes")
         albert.text_classification("word " * 300, truncation=True)
-        albert.text_classification(in_second_part, truncation=True)
-    first, second, third = caplog.messages
+    first, second = caplog.messages
     assert "Its first piece" in first
     assert re.search(r": \d+ tokens were truncated\.$", second)
-    assert re.search(r": \d+ tokens were truncated\.$", third)
 
 
 def test_a_wrong_option_or_input_is_refused_before_sending() -> None:
@@ -129,28 +89,6 @@ def test_an_async_client_is_of_one_event_loop(service: Running) -> None:
         first.run(albert.aclose())
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"no_proxy": "localhost,127.0.0.1,[::1]"},
-        {"ALL_PROXY": "socks5://127.0.0.1:9"},
-        {"http_proxy": "127.0.0.1:9"},
-    ],
-)
-def test_a_service_on_this_machine_needs_no_proxy(
-    variables: dict[str, str], service: Running, twin: MakeTwin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert twin(service.url).info().tasks
-    for url in ("http://localhost:1", "http://[::1]", "http://127.9.9.9"):
-        assert twin(url)
-    if "http_proxy" not in variables:
-        for url in ("http://albert.example", "https://localhost", "http://10.0.0.1"):
-            with pytest.raises(ConfigError, match=r"^The proxy variables .*trust_env"):
-                twin(url)
-
-
 def check_types(albert: AlbertClient, rows: Iterator[str]) -> None:
     """mypy checks these uses; nothing runs them."""
     assert_type(albert.text_classification("a film", top_k=1), list[LabelScore])
@@ -163,8 +101,102 @@ def check_types(albert: AlbertClient, rows: Iterator[str]) -> None:
     assert albert.text_classification("a")[0].label.real  # type: ignore[attr-defined]
 
 
-async def check_async_types(albert: AsyncAlbertClient, rows: AsyncIterator[list[str]]) -> None:
-    assert_type(await albert.sentence_order({"text": "a", "text_pair": "b"}), Order)
-    async with albert.stream("sentence-order", rows) as answers:
-        assert_type(answers, AsyncAnswerStream)
-    assert_type(await albert.info(), InfoReply)
+EXAMPLES = ROOT / "examples"
+SCRIPTS = [
+    path.stem
+    for path in sorted(EXAMPLES.glob("*.py"))
+    if '__name__ == "__main__"' in path.read_text() and "from connection" in path.read_text()
+]
+PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/client.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_runs_on_a_model_in_this_process(
+    script: str,
+    bundle_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", "--local", str(bundle_dir)])
+    monkeypatch.delitem(sys.modules, "connection", raising=False)
+    runpy.run_path(str(EXAMPLES / f"{script}.py"), run_name="__main__")
+    assert re.search(r"\d\.\d{2}", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("number", range(len(PROGRAMS)))
+def test_a_program_runs_as_printed(
+    number: int, service: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = PROGRAMS[number].replace("http://127.0.0.1:3000", service.url)
+    exec(compile(program, f"program {number}", "exec"), {})
+    assert capsys.readouterr().out.strip()
+
+
+MASKED = "The [MASK] run was scored in the first inning."
+TEXT = "An earned run is any run that was not enabled by a fielding error."
+
+
+def call(service: Running, task: str, **arguments: Any) -> Any:
+    """Call the method of a task."""
+    return getattr(InferenceClient(f"{service.url}/{task}"), task.replace("-", "_"))(**arguments)
+
+
+@pytest.fixture(scope="module")
+def pipeline(checkpoint_dir: Path) -> Any:
+    """What transformers answers to a text, by task."""
+    make: Any = transformers.pipeline
+    tasks = ("fill-mask", "text-classification", "feature-extraction")
+    pipelines = {task: make(task, model=str(checkpoint_dir), device="cpu") for task in tasks}
+    return lambda task, text, **options: pipelines[task](text, **options)
+
+
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        ("fill-mask", {"top_k": 40}),
+        ("fill-mask", {"targets": ["▁run", "▁the", "supervolcanoes"], "top_k": 1}),
+        ("fill-mask", {"targets": None, "top_k": None}),
+        ("text-classification", {"top_k": 1, "function_to_apply": "softmax"}),
+        ("text-classification", {"top_k": 2, "function_to_apply": "sigmoid"}),
+    ],
+)
+def test_answers_are_those_of_transformers(
+    task: str, options: dict[str, Any], service: Running, pipeline: Any
+) -> None:
+    text = MASKED if task == "fill-mask" else TEXT
+    defaults = {} if task == "fill-mask" else {"top_k": None}
+    parameters = {name: value for name, value in options.items() if value is not None}
+    expected = pipeline(task, text, **{**defaults, **parameters})
+    result = call(service, task, text=text, **options)
+    assert len(result) == len(expected)
+    for one, other in zip(result, expected, strict=True):
+        assert {name: one[name] for name in other} == {
+            **other,
+            "score": pytest.approx(other["score"], abs=1e-5),
+        }
+
+
+def test_question_answering_of_hugging_faces_client(service: Running) -> None:
+    question, context = "What is an earned run?", " ".join([TEXT] * 8)
+    options = {"doc_stride": 4, "max_answer_len": 5, "max_seq_len": 32, "top_k": 4}
+    answers = call(service, "question-answering", question=question, context=context, **options)
+    assert 1 <= len(answers) <= 4
+    for answer in answers:
+        assert context[answer.start : answer.end] == answer.answer
+
+
+@pytest.mark.parametrize("normalize", [None, True])
+def test_feature_extraction(service: Running, pipeline: Any, normalize: bool | None) -> None:
+    """Texts have several lengths; the client makes one array of them."""
+    texts = [TEXT, "It rained."]
+    result = call(service, "feature-extraction", text=texts, normalize=normalize)
+    expected = np.stack(
+        [np.mean(pipeline("feature-extraction", text)[0], axis=0) for text in texts]
+    )
+    if normalize:
+        expected /= np.linalg.norm(expected, axis=-1, keepdims=True)
+    assert (result.dtype, result.shape) == (np.float32, (2, 64))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)
+    one = call(service, "feature-extraction", text=TEXT, normalize=normalize)
+    np.testing.assert_allclose(one, expected[0], rtol=0, atol=1e-4)

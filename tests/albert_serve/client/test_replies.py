@@ -14,10 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from albert_serve.api.schemas import WARNINGS_HEADER
 from albert_serve.client import AlbertClient
 from albert_serve.errors import (
-    BodyTooLargeError,
     ConfigError,
     DeadlineExceededError,
     NotFoundError,
@@ -63,34 +61,21 @@ def test_what_passes_is_tried_again_after_a_delay(
     assert len(received) == 3
 
 
-@pytest.mark.parametrize(
-    ("retry_after", "num_retries", "num_requests", "seen"),
-    [("0", 0, 1, 0.0), ("60", 2, 1, 60.0), ("soon", 0, 1, 1.0)],
-    ids=["never", "a wait past the timeout is not begun", "no number"],
-)
-def test_overload_that_lasts_is_an_error_with_the_wait(
-    retry_after: str, num_retries: int, num_requests: int, seen: float
-) -> None:
+@pytest.mark.parametrize(("retry_after", "num_retries"), [("0", 0), ("60", 2)])
+def test_a_wait_past_the_timeout_is_not_begun(retry_after: str, num_retries: int) -> None:
     busy = refusal(429, "overloaded", retry_after=retry_after)
     client, received = replying(*[busy] * 9, num_retries=num_retries)
     with pytest.raises(QueueFullError) as caught:
         client.info()
-    assert len(received) == num_requests
-    assert (caught.value.request_id, caught.value.retry_after_s) == ("r1", seen)
+    assert len(received) == 1
+    assert (caught.value.request_id, caught.value.retry_after_s) == ("r1", float(retry_after))
 
 
 @pytest.mark.parametrize(
     ("response", "error", "message"),
     [
         (refusal(401, "unauthorized"), UnauthorizedError, "^no$"),
-        (
-            httpx.Response(504, text="x" * 999),
-            DeadlineExceededError,
-            r"replied with status 504: 'x{200}'\.$",
-        ),
-        (httpx.Response(500, text=""), RequestError, "status 500"),
-        (refusal(413, "body_too_large"), BodyTooLargeError, "^no$"),
-        (httpx.Response(300, headers={"Location": "/login"}), RequestError, "status 300"),
+        (httpx.Response(504, text="late"), DeadlineExceededError, r"status 504: 'late'\.$"),
     ],
 )
 def test_any_other_reply_is_an_error_that_shows_it(
@@ -104,21 +89,12 @@ def test_any_other_reply_is_an_error_that_shows_it(
     assert len(received) == 2
 
 
-def test_damaged_warnings_do_not_hide_an_answer() -> None:
-    for warnings in ("{", "5"):
-        client, _ = replying(
-            httpx.Response(200, headers={WARNINGS_HEADER: warnings}, content=ORDER.content)
-        )
-        assert client.sentence_order(PAIR).in_order == 0.5
-
-
 ENDLESS_BODY = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
 
 
 @pytest.mark.parametrize(
     ("beginning", "more", "kinds"),
     [
-        pytest.param(b"", b"", ("sync", "async"), id="nothing"),
         pytest.param(ENDLESS_BODY, b" ", ("sync", "async"), id="body"),
         # Threads look at the clock whenever a part of the body comes.
         pytest.param(b"HTTP/1.1 200 OK\r\nX-Long: ", b"a", ("async",), id="headers"),
@@ -171,25 +147,13 @@ def test_a_large_reply_is_not_read_to_its_end() -> None:
         client.info()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        pytest.param(gzip.compress(b'{"in_order": 0.5}'), None, id="decoded"),
-        pytest.param(b"no gzip at all", "is damaged", id="damaged"),
-        pytest.param(gzip.compress(b" " * (16 << 20)), "has more than 4194304 bytes", id="grows"),
-    ],
-)
-def test_a_reply_in_gzip_is_decoded_up_to_the_limit(
-    content: bytes, message: str | None, twin: Callable[..., Twin]
-) -> None:
+def test_a_reply_in_gzip_is_decoded_up_to_the_limit(twin: Callable[..., Twin]) -> None:
+    content = gzip.compress(b" " * (16 << 20))
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(content)}\r\n\r\n"
     with raw_service(head.encode() + content) as (url, _):
         client = twin(url, max_reply_bytes=4 << 20)
-        if message is None:
-            assert client.sentence_order(PAIR).in_order == 0.5
-        else:
-            with pytest.raises(RequestError, match=message):
-                client.sentence_order(PAIR)
+        with pytest.raises(RequestError, match="has more than 4194304 bytes"):
+            client.sentence_order(PAIR)
 
 
 STARTING = httpx.Response(503, json={"error": "the service is starting", "error_type": "not_ready"})
@@ -264,15 +228,10 @@ def test_address_and_key_are_those_of_the_environment(
         (None, {}, "^No address is set.* or set ALBERT_URL"),
         (URL, {"api_key": None}, "ALBERT_API_KEY begins or ends with a space"),
         ("localhost:3000", {}, "base_url is 'localhost:3000'. It must begin with http"),
-        ("http://", {}, "and a host"),
-        ("http://a:b", {}, "and a host"),
-        (URL, {"timeout_s": float("nan")}, "timeout_s is nan"),
         (URL, {"timeout_s": 0}, r"timeout_s is 0\. It must be more than 0"),
         (URL, {"num_retries": -1}, "num_retries is -1"),
         (URL, {"max_concurrency": 0}, "max_concurrency is 0"),
         (URL, {"max_reply_bytes": 0}, "max_reply_bytes is 0"),
-        (URL, {"api_key": "ключ"}, "Check that it is complete"),
-        (URL, {"api_key": "a "}, "begins or ends with a space"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused(
