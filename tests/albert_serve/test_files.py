@@ -1,12 +1,21 @@
-"""Names of files; a folder appears complete or not at all."""
+"""Folders that appear complete or not at all, names of files, and the columns of tables."""
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from albert_serve.errors import InvalidInputError
 from albert_serve.files import local_path, read_small_file, replace_folder
+from albert_serve.tables import ReadOptions
+from albert_serve.tables.columns import LABELS, PAIRS, SINGLES, find_column, find_texts
+from albert_serve.tables.delimited import open_table
+from albert_serve.tables.formats import open_lines
 
 NAME = "bundle"
 
@@ -21,21 +30,6 @@ def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path) -> None:
             (folder / "file").write_text(content)
         assert list(target.parent.iterdir()) == [target]
         assert (target / "file").read_text() == content
-
-
-def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / NAME / "old").mkdir(parents=True)
-    rename = Path.rename
-
-    def fail(source: Path, path: Path) -> Path:
-        return rename(source, path / "none" if source.suffix == ".partial" else path)
-
-    monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(FileNotFoundError), replace_folder(tmp_path / NAME):
-        pass
-    assert [*tmp_path.rglob("*")] == [tmp_path / NAME, tmp_path / NAME / "old"]
 
 
 def test_all_content_is_on_disk_before_the_folder_is_renamed(
@@ -58,17 +52,15 @@ def test_all_content_is_on_disk_before_the_folder_is_renamed(
 @pytest.mark.parametrize(
     ("name", "is_path"),
     [
-        *(("./us/whole", True), ("../whole", True), ("/whole", True), ("~/whole", True)),
-        *(("us/whole/", True), ("here/whole", True), ("link", True), ("best", True)),
-        *(("us/checkpoint", True), (Path("us/whole"), True), ("us/whole", False), ("whole", False)),
+        *(("./us/whole", True), ("/whole", True), ("~/whole", True), ("us/whole/", True)),
+        *(("here/whole", True), ("us/checkpoint", True), ("us/whole", False), ("whole", False)),
     ],
 )
 def test_a_name_is_a_path_or_a_name_on_the_hub(
-    name: str | Path, is_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, is_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
-    (tmp_path / "link").symlink_to("nothing")
     assert local_path(name) == (Path(name).expanduser() if is_path else None)
 
 
@@ -77,3 +69,85 @@ def test_a_small_file_has_at_most_so_many_bytes(tmp_path: Path) -> None:
     assert read_small_file(tmp_path / "file", 3) == b"123"
     with pytest.raises(OSError, match="more than 2 bytes"):
         read_small_file(tmp_path / "file", 2)
+
+
+# A cell with tabs and line ends both would look like rows of its own.
+CELLS = st.one_of(st.text('ab" \n', max_size=6), st.text('ab"\t', max_size=6))
+ROWS = st.lists(st.lists(CELLS, min_size=2, max_size=2), max_size=5)
+
+
+def read(file: Path, content: str, *, has_quotes: bool = True) -> list[tuple[int, list[str]]]:
+    file.write_bytes(content.encode())
+    with open_lines(file) as lines:
+        table = open_table(file, lines, "tsv", ReadOptions(has_quotes=has_quotes))
+        return [(table.header, list(table.names)), *table.cells]
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_quoted_tsv_is_read_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, quoting: int
+) -> None:
+    file = tmp_path_factory.mktemp("rows") / "a.tsv"
+
+    @settings(deadline=None, max_examples=60)
+    @given(ROWS)
+    def check(rows: list[list[str]]) -> None:
+        stream = io.StringIO(newline="")
+        table = [["a", "b"], *rows]
+        csv.writer(stream, "excel-tab", quoting=quoting).writerows(table)  # type: ignore[arg-type]
+        assert [cells for _, cells in read(file, stream.getvalue())] == table
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["text\tlabel", '"It rains.\t1', 'He said "no"\t0', '"Yes," he said.\t1', 'Why?"\t0'],
+        ["label\ttext", '1\t"It rains.', '0\tHe said "no"', '1\t"Yes."', '0\t"Why?', '1\tNo."', ""],
+        ["a\tb\tc", '"one"\t"two', "short\trow", 'three"\tx\ty'],
+    ],
+)
+def test_quotes_of_text_between_tabs_are_ordinary(tmp_path: Path, lines: list[str]) -> None:
+    plain = [(n, line.split("\t")) for n, line in enumerate(lines, start=1) if line]
+    content = "\n".join(lines) + "\n"
+    assert read(tmp_path / "a.tsv", content) == plain
+    assert read(tmp_path / "a.tsv", content, has_quotes=False) == plain
+
+
+def test_a_quoted_row_of_several_lines_is_one(tmp_path: Path) -> None:
+    content = 'id\ttext\n1\t"One.\n\nTwo ""2""."\n2\tThree.\n'
+    rows = [(1, ["id", "text"]), (2, ["1", 'One.\n\nTwo "2".']), (5, ["2", "Three."])]
+    assert read(tmp_path / "a.tsv", content) == rows
+
+
+def test_a_quoted_field_between_tabs_has_at_most_1000_lines(tmp_path: Path) -> None:
+    for num_lines in (1000, 1001):
+        field = '"' + "\n" * num_lines + '"'
+        rows = read(tmp_path / "a.tsv", f"id\ttext\n1\t{field}\n2\tb\n")
+        assert (len(rows) == 3) is (num_lines == 1000)
+        assert rows[-1] == (num_lines + 3, ["2", "b"])
+
+
+@pytest.mark.parametrize(
+    ("names", "text", "pair", "expected"),
+    [
+        (["sentence2", "sentence1"], None, None, ("sentence1", "sentence2")),
+        (["id", " Text "], None, None, (" Text ", None)),
+        (["text", "text_pair", "note"], None, "note", ("text", "note")),
+        (["text", "note"], "note", None, ("note", None)),
+        (["text", "note"], "none", None, None),
+    ],
+)
+def test_texts_are_found_by_their_usual_or_requested_columns(
+    names: list[str], text: str | None, pair: str | None, expected: tuple[str, str | None] | None
+) -> None:
+    assert find_texts(names, [*PAIRS, *SINGLES], text, pair) == expected
+
+
+def test_a_column_is_found_by_its_first_usual_or_its_requested_name() -> None:
+    assert find_column(["score", "Category"], LABELS) == "Category"
+    assert find_column(["score", "Category"], LABELS, "SCORE") == "score"
+    assert find_column(["score"], LABELS, "label") is None
+    with pytest.raises(InvalidInputError, match="'Label' and 'LABEL' differ only in case"):
+        find_column(["Label", "LABEL"], LABELS)
