@@ -91,14 +91,6 @@ def test_number_of_parameters_is_that_of_transformers(config: AlbertConfig) -> N
     assert config.num_backbone_params == hf_model(config).num_parameters()
 
 
-@pytest.mark.parametrize("num_inner_layers", [1, 2])
-def test_sharing_none_is_a_group_a_layer(num_inner_layers: int) -> None:
-    unshared = replace(TINY, sharing="none", num_inner_layers=num_inner_layers)
-    grouped = replace(TINY, num_groups=TINY.num_layers, num_inner_layers=num_inner_layers)
-    assert unshared.num_backbone_params == hf_model(grouped).num_parameters()
-    assert unshared.layer_plan == grouped.layer_plan
-
-
 @pytest.mark.parametrize(
     ("num_layers", "num_groups", "num_inner_layers"), [(6, 4, 1), (7, 3, 2), (12, 5, 1), (3, 3, 2)]
 )
@@ -144,17 +136,9 @@ def test_missing_keys_have_the_defaults_of_transformers() -> None:
     [
         ({"hidden_size": 10}, "hidden_size 10 is not a multiple of num_heads 3"),
         ({"num_groups": 7}, "num_groups 7 .* num_layers 6"),
-        ({"num_layers": 4096, "num_inner_layers": 2}, "num_layers 4096 times"),
         ({"vocab_size": 0}, "vocab_size is 0. It must be a whole number from 1"),
-        ({"num_layers": 1.5}, "num_layers is 1.5"),
         ({"num_layers": 4097}, "num_layers 4097 times"),
-        ({"num_heads": True}, "num_heads is True"),
-        ({"pad_id": -1}, "pad_id is -1. It must be a whole number from 0"),
         ({"hidden_dropout": 1.0}, "hidden_dropout is 1.0"),
-        ({"attention_dropout": -0.1}, "attention_dropout is -0.1"),
-        ({"initializer_range": 0}, "initializer_range is 0. It must be a positive number"),
-        ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan"),
-        ({"sharing": "some"}, "sharing is 'some'. Choose one of all, attention, ffn, none"),
         ({"activation": "relu"}, "activation is 'relu'. Choose one of gelu_tanh, gelu"),
     ],
 )

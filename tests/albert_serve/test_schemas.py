@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from albert_serve import errors
-from albert_serve.api.schemas import Order, TaskRequest
+from albert_serve.api.schemas import TaskRequest
 from albert_serve.api.wire import MAX_CHARS, MAX_ITEMS, validate
-from albert_serve.errors import InvalidInputError, RequestError, listed, request_error
+from albert_serve.errors import InvalidInputError, RequestError, request_error
 from albert_serve.tasks import TASKS
 from tests.albert_serve.support import ROOT
 
@@ -53,15 +52,6 @@ def test_a_request_has_one_item_or_a_list_and_null_means_the_default(task: str) 
     assert f"at most {MAX_ITEMS}" in error_of(task, {"inputs": [ITEMS[task]] * (MAX_ITEMS + 1)})
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [(True, "truncate"), (False, "error"), ("truncate", "truncate"), ("error", "error")],
-)
-def test_truncation_is_as_in_transformers(value: object, expected: str) -> None:
-    request = read("fill-mask", {"inputs": "a", "parameters": {"truncation": value}})
-    assert request.parameters.truncation == expected
-
-
 def test_values_at_their_limits_are_accepted() -> None:
     assert read("fill-mask", {"inputs": ["a"] * MAX_ITEMS})
     assert read("fill-mask", {"inputs": "x" * MAX_CHARS})
@@ -72,14 +62,9 @@ def test_values_at_their_limits_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ([], "The body must be an object, not []."),
         ({}, "inputs is missing."),
         ({"inputs": []}, "inputs must have at least 1 item."),
         ({"inputs": ["a", 1]}, "inputs[1] must be a valid string, not 1."),
-        (
-            {"inputs": "\ud800"},
-            "inputs contains half of a surrogate pair, which is not a character.",
-        ),
         (
             {"inputs": ["a", "x" * (MAX_CHARS + 1)]},
             f"inputs[1] has {MAX_CHARS + 1} characters; {LONG}",
@@ -88,39 +73,20 @@ def test_values_at_their_limits_are_accepted() -> None:
             {"inputs": ["x"] * (MAX_ITEMS + 1)},
             f"inputs has {MAX_ITEMS + 1} items; at most {MAX_ITEMS} are allowed. Split the list.",
         ),
-        (
-            {f"x{number}": 1 for number in range(5)},
-            "Unknown field 'x0', 'x1', 'x2'. Use inputs, parameters.",
-        ),
+        ({"x": 1}, "Unknown field 'x'. Use inputs, parameters."),
     ],
 )
 def test_an_invalid_body_is_described_in_one_sentence(body: Any, expected: str) -> None:
     assert error_of("fill-mask", body) == expected
 
 
-SENTENCES = " ".join(
-    f"inputs.sentences[{index}] must be a valid string, not {index + 1}." for index in range(3)
-)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "expected"),
-    [
-        ([1] * 65_536, "inputs[0] must be an object, not 1."),
-        (
-            {"sentences": [1, 2, 3, 4, 5]},
-            f"{SENTENCES} There are 2 more errors.",
-        ),
-        ({"sentences": [1, 2, 3]}, SENTENCES),
-        ({"sentences": ["a"]}, "inputs.sentences must have at least 2 items."),
-        (
-            {"sentences": ["a", "b"], "text": "c"},
-            "inputs: Unknown field 'text'. Use sentences.",
-        ),
-    ],
-)
-def test_an_error_names_the_path_in_the_form_that_was_used(inputs: Any, expected: str) -> None:
-    assert error_of("sentence-order", {"inputs": inputs}) == expected
+def test_an_error_names_the_path_in_the_form_that_was_used() -> None:
+    too_few = {"inputs": {"sentences": ["a"]}}
+    message = error_of("sentence-order", too_few)
+    assert message == "inputs.sentences must have at least 2 items."
+    mixed = {"inputs": {"sentences": ["a", "b"], "text": "c"}}
+    message = error_of("sentence-order", mixed)
+    assert message == "inputs: Unknown field 'text'. Use sentences."
 
 
 @pytest.mark.parametrize(
@@ -129,19 +95,10 @@ def test_an_error_names_the_path_in_the_form_that_was_used(inputs: Any, expected
         ("fill-mask", {"truncation": 1}, ".truncation must be true or false, not 1"),
         ("fill-mask", {"top_k": 0}, ".top_k must be greater than or equal to 1, not 0"),
         ("fill-mask", {"top_k": 1001}, ".top_k must be less than or equal to 1000, not 1001"),
-        ("fill-mask", {"top_k": "5"}, ".top_k must be a valid integer, not '5'"),
         ("fill-mask", {"targets": ["x"] * 1001}, ".targets has 1001 items"),
         (
             *("fill-mask", {"targets": ["x" * 512] * 128 + ["x"]}),
             ": The targets have 65537 characters; at most 65536 ",
-        ),
-        (
-            *("text-classification", {"function_to_apply": "default"}),
-            ".function_to_apply must be 'sigmoid', 'softmax' or 'none', not 'default'",
-        ),
-        (
-            *("question-answering", {"null_score_diff_threshold": float("inf")}),
-            ".null_score_diff_threshold must be a finite number, not inf",
         ),
     ],
 )
@@ -172,17 +129,6 @@ def test_any_json_is_accepted_or_rejected_in_a_line(body: Any) -> None:
             assert "\n" not in message
 
 
-def test_replies_reject_nan_and_ignore_new_fields() -> None:
-    with pytest.raises(ValidationError, match="finite"):
-        Order(in_order=float("nan"))
-    assert Order.model_validate({"in_order": 0.5, "new": 1}) == Order(in_order=0.5)
-
-
-def test_an_unknown_type_falls_back_to_the_status() -> None:
-    assert type(request_error(422, "why", "from a newer service")) is InvalidInputError
-    assert type(request_error(418, "why")) is RequestError
-
-
 def test_the_documents_table_has_every_error_that_a_client_can_get() -> None:
     rows = re.findall(
         r"^\| (\d+) \| `(\w+)` \|.*\| `(\w+)` \|$",
@@ -197,9 +143,3 @@ def test_the_documents_table_has_every_error_that_a_client_can_get() -> None:
         if isinstance(kind, type) and issubclass(kind, RequestError) and kind is not RequestError
     }
     assert expected <= set(rows)
-
-
-def test_long_lists_of_names_are_shortened() -> None:
-    names = [str(number) for number in range(11)]
-    assert listed(names[:10]) == ", ".join(names[:10])
-    assert listed(names) == "0, 1, 2, ... and 8 more"

@@ -7,7 +7,6 @@ import shutil
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -15,14 +14,10 @@ import sentencepiece
 import transformers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer
-from tokenizers.normalizers import Replace
-from tokenizers.pre_tokenizers import Split
+from tokenizers import Tokenizer
 
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import BundleCorruptError, InvalidInputError, TextTooLongError
-from albert_serve.runtime.ort import return_free_memory
-from albert_serve.server.models import num_anonymous_bytes
 from albert_serve.tokenizer import MAX_TOKENS, SPECIAL_TOKENS, AlbertTokenizer, Encoding
 from tests.training.vocabulary.oracle import preprocess_text
 from training.data.corpus import read_documents
@@ -135,18 +130,6 @@ def is_mark(char: str) -> bool:
     return bool(char) and unicodedata.category(char).startswith("M")
 
 
-def test_a_pair_is_built_from_slices_with_their_offsets(tokenizer: AlbertTokenizer) -> None:
-    """`transformers` drops the separator of an empty pair, and so the sign of a second text."""
-    question = tokenizer.encode_plain("the school?")
-    context = tokenizer.encode_plain(PARAGRAPHS[0]).slice(10, 20)
-    built = tokenizer.build(question, context)
-    assert built.ids == [2, *question.ids, 3, *context.ids, 3]
-    assert built.types == [0] * (len(question) + 2) + [1] * 11
-    assert built.offsets == [(0, 0), *question.offsets, (0, 0), *context.offsets, (0, 0)]
-    empty = tokenizer.encode("", "")
-    assert (empty.ids, empty.types) == ([2, 3, 3], [0, 0, 1])
-
-
 def test_the_truncation_and_padding_of_a_file_are_ignored(folder: Path, tmp_path: Path) -> None:
     raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
     raw.enable_truncation(8)
@@ -157,10 +140,9 @@ def test_the_truncation_and_padding_of_a_file_are_ignored(folder: Path, tmp_path
     assert tokenizer.encode("").ids == [2, 3]
 
 
-@pytest.mark.parametrize("code", [0xD83D, 0xDC4D], ids=["high", "low"])
-def test_half_a_surrogate_pair_is_rejected(tokenizer: AlbertTokenizer, code: int) -> None:
-    with pytest.raises(InvalidInputError, match=rf"Character 4 .* U\+{code:04X}"):
-        tokenizer.encode("the", f"the {chr(code)} tor")
+def test_half_a_surrogate_pair_is_rejected(tokenizer: AlbertTokenizer) -> None:
+    with pytest.raises(InvalidInputError, match=r"Character 4 .* U\+D83D"):
+        tokenizer.encode("the", "the \ud83d tor")
 
 
 def test_a_text_has_limits_of_tokens_and_of_normalised_characters(
@@ -174,23 +156,6 @@ def test_a_text_has_limits_of_tokens_and_of_normalised_characters(
         tokenizer.encode_plain("\ufdfa" * 80_000 + "a" * 60_001)
 
 
-def test_words_that_were_never_seen_leave_nothing_behind(folder: Path) -> None:
-    tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
-    chance = Random(0)
-    texts = [
-        " ".join("".join(chance.choices("qzxjvkwy", k=250)) for _ in range(200)) for _ in range(11)
-    ]
-    tokenizer.encode(texts[0])
-    before = num_anonymous_bytes()
-    for text in texts:
-        tokenizer.encode(text)
-    return_free_memory()
-    after = num_anonymous_bytes()
-    assert before is not None
-    assert after is not None
-    assert after - before < 8 << 20
-
-
 def test_a_mask_that_takes_the_space_before_has_offsets_without_it(folder: Path) -> None:
     """The `tokenizer.json` of the released checkpoints has such a mask."""
     content = json.loads((folder / "tokenizer.json").read_text())
@@ -200,48 +165,10 @@ def test_a_mask_that_takes_the_space_before_has_offsets_without_it(folder: Path)
     assert plain.offsets[plain.ids.index(tokenizer.mask_id)] == (5, 11)
 
 
-@pytest.mark.parametrize("content", [b"{}", b"\xff\xfe"])
-def test_a_damaged_file(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "tokenizer.json"
-    file.write_bytes(content)
-    with pytest.raises(BundleCorruptError, match=r"tokenizer\.json is not"):
-        AlbertTokenizer.from_file(file)
-
-
-def rename_the_mask(content: dict[str, Any]) -> None:
-    content["model"]["vocab"][4][0] = content["added_tokens"][4]["content"] = "[M]"
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (rename_the_mask, r"no token \[MASK\] or <mask>"),
-        (lambda file: file["model"]["vocab"].insert(9, file["model"]["vocab"][10]), "own token"),
-        (lambda file: file["added_tokens"].pop(4), "not read as one token"),
-    ],
-)
-def test_a_tokenizer_that_is_not_an_albert_s(
-    folder: Path, tmp_path: Path, damage: Any, message: str
-) -> None:
+def test_a_tokenizer_that_is_not_an_albert_s(folder: Path, tmp_path: Path) -> None:
     content = json.loads((folder / "tokenizer.json").read_text())
-    damage(content)
+    content["model"]["vocab"][4][0] = content["added_tokens"][4]["content"] = "[M]"
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(content))
-    with pytest.raises(BundleCorruptError, match=message):
+    with pytest.raises(BundleCorruptError, match=r"no token \[MASK\] or <mask>"):
         AlbertTokenizer.from_file(file)
-
-
-@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer"])
-def test_an_expression_that_backtracks_too_often_is_an_error_of_the_input(
-    folder: Path, part: str
-) -> None:
-    raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    expression = Regex(r"(a|aa)+$")
-    if part == "normalizer":
-        raw.normalizer = Replace(expression, "")
-    else:
-        raw.pre_tokenizer = Split(expression, "isolated")
-    tokenizer = AlbertTokenizer(raw)
-    with pytest.raises(InvalidInputError, match=r"tokenizer\.json.* text.*retry"):
-        tokenizer.encode("a" * 40 + "!")
-    assert tokenizer.encode("school").ids[0] == 2
