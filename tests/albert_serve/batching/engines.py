@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec
 
 import numpy as np
 
-from albert_serve.batching.queue import Batcher, BatchObserver, BatchReport
+from albert_serve.batching.queue import Batcher, BatchObserver
 from albert_serve.errors import EngineError
 from albert_serve.server.limits import LargeRequests, Limits
 from albert_serve.settings import Settings
@@ -51,8 +49,8 @@ class FakeEngine:
         return [np.array([item.ids], np.float32) for item in inputs]
 
 
-def make_input(ids: list[int], task: str = "fill-mask") -> EncoderInput:
-    return EncoderInput(ids=ids, types=[0] * len(ids), task=task, rows=None)
+def make_input(ids: list[int]) -> EncoderInput:
+    return EncoderInput(ids=ids, types=[0] * len(ids), task="fill-mask", rows=None)
 
 
 def some_inputs(tasks: Sequence[str], seed: int = 0) -> list[EncoderInput]:
@@ -66,51 +64,15 @@ def some_inputs(tasks: Sequence[str], seed: int = 0) -> list[EncoderInput]:
     ]
 
 
-@dataclass
-class FakeClock:
-    """Goes on only when told to."""
-
-    now_s: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@dataclass(kw_only=True)
-class Diary(BatchObserver):
-    """An observer that writes everything down."""
-
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    queued_tokens: list[int] = field(default_factory=list)
-    reports: list[BatchReport] = field(default_factory=list)
-
-    def queued(self, task: str, num_tokens: int) -> None:
-        self.counts["queued", task] += 1
-        self.queued_tokens.append(num_tokens)
-
-    def batch(self, report: BatchReport) -> None:
-        self.reports.append(report)
-
-    def cancelled(self, task: str) -> None:
-        self.counts["cancelled", task] += 1
-
-    def shed(self, task: str) -> None:
-        self.counts["shed", task] += 1
-
-    def expired(self, task: str) -> None:
-        self.counts["expired", task] += 1
-
-
 def make_limits(**settings: Any) -> Limits:
     """The limits of a model with these settings; without them, the defaults."""
-    observer = settings.pop("observer", BatchObserver())
     large = LargeRequests(max_bytes=settings.pop("max_held_bytes", 1 << 20))
-    return Limits("tiny", Settings(bundle=Path("tiny"), **settings), large, observer)
+    return Limits("tiny", Settings(bundle=Path("tiny"), **settings), large, BatchObserver())
 
 
-def make_batcher(engine: FakeEngine, max_queue_tokens: int = 1_000_000, **options: Any) -> Batcher:
+def make_batcher(engine: FakeEngine, max_queue_tokens: int = 1_000_000) -> Batcher:
     limits = make_limits(max_queue_tokens=max_queue_tokens)
-    return Batcher(engine, check_room=limits.check_tokens, **options)
+    return Batcher(engine, check_room=limits.check_tokens)
 
 
 async def occupied(
@@ -141,14 +103,10 @@ async def busy(
 
 
 async def started(
-    batcher: Batcher,
-    ids: list[int],
-    deadline_s: float = 10.0,
-    *,
-    task: str = "fill-mask",
+    batcher: Batcher, ids: list[int], deadline_s: float = 10.0
 ) -> asyncio.Task[list[Logits]]:
     """A request that has been queued, or is running."""
-    call = batcher.run([make_input(ids, task)], deadline_s)
+    call = batcher.run([make_input(ids)], deadline_s)
     running = asyncio.create_task(call)
     for _ in range(3):
         await asyncio.sleep(0)

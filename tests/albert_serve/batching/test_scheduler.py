@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -200,20 +199,6 @@ def test_short_requests_get_no_more_compute_than_large_ones_that_wait(
         if len({arrival.is_short for arrival in step.waiting}) == 2:
             lead = max(0, lead + (step.cost_tokens if step.seed.is_short else -step.cost_tokens))
             assert lead <= 2 * most
-
-
-@pytest.mark.parametrize("num_before", [0, 20])
-def test_a_large_request_takes_twice_as_long_beside_any_number_of_short_ones(
-    num_before: int,
-) -> None:
-    """Also where large ones were alone before, which gains short ones nothing."""
-    before = [Arrival(lengths=[60] * num_before)] if num_before else []
-    large = Arrival(lengths=[60] * 10, comes_s=20.0)
-    short = [Arrival(lengths=[16], comes_s=20.0) for _ in range(400)]
-    steps = list(simulate([*before, large, *short]))
-    came = next(place for place, step in enumerate(steps) if large in step.waiting)
-    done = max(place for place, step in enumerate(steps) if (large, 0) in step.members)
-    assert done - came <= 2 * len(large.lengths) + 2
 
 
 def test_a_short_request_is_in_the_next_batch_but_one_however_many_large_ones_there_are() -> None:

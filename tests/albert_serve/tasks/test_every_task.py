@@ -1,22 +1,24 @@
-"""All tasks: errors by reason, limits of cost, truncation, damaged logits."""
+"""All tasks: errors by reason, limits of cost, truncation, metadata and metrics of a model."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pytest
 
 from albert_serve.api.schemas import MAX_MASKS, TaskRequest
+from albert_serve.bundle.manifest import Manifest
 from albert_serve.errors import (
-    EngineError,
     InvalidInputError,
     NoMaskError,
     TextTooLongError,
     TooMuchAtOnceError,
 )
 from albert_serve.tasks import TASKS, EncoderInput, Prepared, TaskSetup, open_task, prepare_request
+from albert_serve.tasks.description import read_metadata, read_quality
+from albert_serve.tasks.text_length import text_length
 
 ITEMS: Final[dict[str, Any]] = {
     "fill-mask": "a [MASK]",
@@ -43,20 +45,6 @@ def read(task: str, inputs: Any, **parameters: Any) -> TaskRequest:
 
 def prepare(setup: TaskSetup, task: str, inputs: Any, **parameters: Any) -> list[Prepared[Any]]:
     return prepare_request(open_task(task, setup), read(task, inputs, **parameters))
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("task", TASKS)
-def test_logits_that_are_not_finite_are_no_answer(
-    task: str, value: float, task_setup: TaskSetup
-) -> None:
-    [prepared] = prepare(task_setup, task, ITEMS[task])
-    shape = (128, 64 if task == "feature-extraction" else 2)
-    logits = [np.zeros(shape, np.float32) for _ in prepared.inputs]
-    for rows in logits:
-        rows[0, 0] = value
-    with pytest.raises(EngineError, match="not finite"):
-        prepared.finish(logits)
 
 
 @pytest.mark.parametrize("task", LONG_ITEMS)
@@ -96,22 +84,9 @@ def test_a_text_may_have_as_many_tokens_as_the_model_has_positions(
     [
         ("fill-mask", "a", {}, NoMaskError, r"\[MASK\]"),
         ("fill-mask", f"{LONG}[MASK]", {"truncation": True}, NoMaskError, "first 128 tokens"),
-        ("fill-mask", "[MASK]", {"targets": [" ", "\u0301"]}, InvalidInputError, "targets"),
         ("text-classification", "a", {"head": "x"}, InvalidInputError, "'x'.* default"),
         ("text-classification", " \n", {}, InvalidInputError, "^text is empty"),
         ("token-classification", "\u0301", {}, InvalidInputError, "^text is empty"),
-        (
-            *("text-classification", {"text": "a", "text_pair": " "}, {}),
-            *(InvalidInputError, "^text_pair is empty"),
-        ),
-        (
-            *("sentence-order", {"sentences": ["a", "\u0301", "b"]}, {}),
-            *(InvalidInputError, r"^sentences\[1\] is empty"),
-        ),
-        (
-            *("question-answering", {"question": "a", "context": "\u0301"}, {}),
-            *(InvalidInputError, "^context is empty"),
-        ),
     ],
 )
 def test_an_item_that_cannot_be_answered_is_rejected_with_the_reason(
@@ -171,45 +146,19 @@ def test_characters_are_limited_before_any_item_is_encoded() -> None:
         assert stub.num_items == 0
 
 
-QUESTION = {"question": "a", "context": "a a a"}
+def test_vectors_of_6_texts_of_512_tokens_are_an_answer(task_setup: TaskSetup) -> None:
+    task = open_task("feature-extraction", replace(task_setup, max_positions=512, hidden_size=384))
+    texts = ["a " * 510] * 6
+    assert prepare_request(task, read("feature-extraction", texts, pooling="none"))
+    with pytest.raises(TooMuchAtOnceError, match="more than 67108864 bytes"):
+        prepare_request(task, read("feature-extraction", [*texts, texts[0]], pooling="none"))
 
 
-@pytest.mark.parametrize(
-    ("task", "item", "parameters", "num_bytes"),
-    [
-        ("fill-mask", "a [MASK] a [MASK]", {"top_k": 3}, 2 * 3 * (500 + 6 * 8)),
-        ("fill-mask", "a [MASK] a [MASK]", {"targets": ["a", "b"]}, 2 * 2 * (500 + 6 * 8)),
-        ("question-answering", QUESTION, {"top_k": 99}, 9 * (500 + 5)),
-        ("question-answering", QUESTION, {"top_k": 2}, 2 * (500 + 5)),
-        (*("question-answering", QUESTION), *({"top_k": 99, "max_answer_len": 2}, 6 * (500 + 3))),
-        ("sentence-order", ITEMS["sentence-order"], {}, 2 * 500),
-        ("token-classification", "a a a", {}, 3 * 500),
-        ("feature-extraction", "a a a", {}, 64 * 56),
-        ("feature-extraction", "a a a", {"pooling": "none"}, 5 * 64 * 56),
-    ],
-)
-def test_the_memory_of_an_answer_is_estimated(
-    task: str, item: Any, parameters: dict[str, Any], num_bytes: int, task_setup: TaskSetup
-) -> None:
-    [prepared] = prepare(task_setup, task, item, **parameters)
-    assert prepared.answer_bytes == num_bytes
-
-
-@pytest.mark.parametrize(
-    ("context", "parameters", "message"),
-    [
-        ("a " * 54, {"max_seq_len": 32, "doc_stride": 27}, "doc_stride"),
-        ("a " * 32_768, {"max_answer_len": 512}, "max_answer_len to 511"),
-    ],
-)
-def test_the_work_of_a_question_has_limits(
-    context: str, parameters: dict[str, Any], message: str, task_setup: TaskSetup
-) -> None:
-    """Windows read a token at most 16 times; at most 2**24 spans are compared."""
-    at_limit, over = ({"question": "a", "context": text} for text in (context, f"{context}a"))
-    assert prepare(task_setup, "question-answering", at_limit, **parameters)
-    with pytest.raises(InvalidInputError, match=message):
-        prepare(task_setup, "question-answering", over, **parameters)
+def test_at_most_2_to_the_24_spans_are_compared(task_setup: TaskSetup) -> None:
+    at_limit, over = ({"question": "a", "context": "a " * length} for length in (32_768, 32_769))
+    assert prepare(task_setup, "question-answering", at_limit, max_answer_len=512)
+    with pytest.raises(InvalidInputError, match="max_answer_len to 511"):
+        prepare(task_setup, "question-answering", over, max_answer_len=512)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +167,6 @@ def test_the_work_of_a_question_has_limits(
         (4, 130, {"max_seq_len": 128}, {"max_seq_len": 129}, "max_seq_len is 129.* at most 128"),
         (200, 16, {"max_question_len": 124}, {"max_question_len": 125}, "no room"),
         (10, 130, {"doc_stride": 114}, {"doc_stride": 115}, "doc_stride is 115.* 115 tokens.* 114"),
-        (10, 115, {"doc_stride": 115}, {"doc_stride": 115, "max_seq_len": 127}, "doc_stride is"),
     ],
 )
 def test_lengths_of_a_question_fit_the_model(
@@ -243,3 +191,55 @@ def test_windows_of_a_question_have_384_tokens_and_share_128(task_setup: TaskSet
     item = {"question": "a", "context": "a " * 1000}
     [prepared] = prepare(setup, "question-answering", item)
     assert [len(window.ids) for window in prepared.inputs] == [384, 384, 384, 4 + 1000 - 3 * 252]
+
+
+def test_metadata_is_read_from_the_beginning_of_the_card(tmp_path: Path) -> None:
+    card = tmp_path / "README.md"
+    card.write_text("---\nlicense: mit\nlanguage: [en, no]\nbase_model: a/b\n---\n# Title\n")
+    expected = {"license": "mit", "language": ["en", "no"], "base_model": ["a/b"]}
+    assert {name: value for name, value in read_metadata(tmp_path).items() if value} == expected
+    for damaged in ("# Title\n\nlicense: mit\n", "---\nlicense: [\n---\n", "---\n- license\n---\n"):
+        card.write_text(damaged)
+        assert not any(read_metadata(tmp_path).values())
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        ({"texts": 7, "accuracy": 0.8, "macro_f1": 0.7}, ("accuracy", 80, 7)),
+        ({"texts": 7, "micro_f1": 0.5, "subset_accuracy": 0.3}, ("micro-F1", 50, 7)),
+        ({"texts": 7, "pearson": -0.25, "spearman": 0.8, "mse": 1.5}, ("Pearson", -25, 7)),
+        ({"accuracy": 0.8}, None),
+    ],
+)
+def test_a_classifier_shows_the_main_metric_of_its_kind(
+    metrics: dict[str, Any], expected: tuple[str, float, int] | None
+) -> None:
+    evaluation = {f"text_classification_{name}": value for name, value in metrics.items()}
+    manifest = Manifest.model_validate(
+        {"config": {}, "heads": {}, "files": {}, "evaluation": evaluation}
+    )
+    quality = read_quality(manifest, "text-classification")
+    assert (quality and (quality.metric, quality.percent, quality.count)) == expected
+
+
+@pytest.mark.parametrize(
+    ("head", "length"),
+    [
+        ("text-classification", 128),
+        ("text-classification/topic", 96),
+        ("feature-extraction", 64),
+        ("fill-mask", 512),
+    ],
+)
+def test_texts_have_the_length_of_the_last_training(head: str, length: int) -> None:
+    """Without training, a text may have all positions."""
+    settings = {"length": "64", "embeddings": ["pairs.csv"]}
+    stages: list[object] = [
+        {"tasks": ["text-classification"], "settings": settings},
+        {"tasks": ["text-classification/topic"], "settings": {"length": 96}},
+        {"tasks": ["text-classification", "fill-mask"], "settings": {"length": "128"}},
+    ]
+    assert text_length(head, {"stages": stages}, 512) == length
+    assert text_length(head, {"stages": stages}, 48) == 48
+    assert text_length(head, None, 512) == 512

@@ -13,12 +13,11 @@ import torch
 import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import Logits, Prepared, QuestionAnswering, TaskSetup
-from albert_serve.tasks.question_answering.spans import align, find_spans, strip
+from albert_serve.tasks.question_answering.spans import align, find_spans
 from albert_serve.tasks.question_answering.task import merge_windows
 from albert_serve.tasks.windows import make_windows
 from tests.albert_serve.support import Answerer
@@ -231,13 +230,6 @@ def test_a_model_with_a_threshold_gives_no_answer_unless_the_request_forbids_it(
     assert (result.answer, result.start, result.end) == (expected, 0, len(expected))
 
 
-def test_logits_far_apart_do_not_overflow() -> None:
-    logits = np.array([[3e38, 3e38], [-3e38, -3e38], [0, 0]], np.float32)
-    spans = find_spans(logits, [(0, 1), (2, 3)], max_answer_len=2, top_k=1)
-    assert spans.scores(-1e308) == ([0, 0, 0], 1)
-    assert find_spans(-logits, [(0, 1), (2, 3)], max_answer_len=2, top_k=1).scores(0)[1] == 0
-
-
 def test_an_answer_far_into_a_long_context_is_found(task: QuestionAnswering) -> None:
     context = "so it went on and on, " * 100 + "until € came" + " and on" * 30
     prepared = task.prepare(ask(context), QuestionAnsweringParameters())
@@ -274,22 +266,10 @@ def test_a_long_document_is_searched_in_parts() -> None:
     [
         pytest.param("in Berkeley, now", 6, 8, "Berkeley", id="punctuation stays out"),
         pytest.param("e\u0301te\u0301 la", 0, 1, "e\u0301te\u0301", id="accents stay in"),
-        pytest.param("a (b) c", 2, 3, "(", id="no word"),
-        pytest.param("हिन्दी है", 1, 2, "हिन्दी", id="vowel signs"),
         pytest.param("我们去北京学校。", 3, 5, "北京", id="no spaces"),
-        pytest.param("ใกล้น้ำตก", 5, 6, "น้ำ"[:2], id="marks without spaces"),
         pytest.param("用Python3写", 2, 3, "Python3", id="Latin among them"),
     ],
 )
 def test_words(text: str, start: int, end: int, expected: str) -> None:
     [(first, last)] = align([(start, end)], text)
     assert text[first:last] == expected
-
-
-def test_no_answer_ends_with_white_space() -> None:
-    logits: NDArray[np.float32] = np.zeros((4, 2), np.float32)
-    offsets = strip([(0, 1), (1, 2), (2, 3)], "0 0")
-    assert offsets[1] == (2, 2)
-    assert strip([(0, 1)], "  0") == [(1, 1)]
-    result = find_spans(logits, offsets, max_answer_len=3, top_k=5).best
-    assert sorted((span.start, span.end) for span in result) == [(0, 1), (0, 3), (2, 3)]
