@@ -1,4 +1,4 @@
-"""Folders of `sentence-transformers`: the bundle answers as the library does."""
+"""Folders of `sentence-transformers`: the bundle answers as the library does, or is rejected."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
 
-from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
-from albert_serve.cli import main
+from albert_serve.bundle.sentence_vectors import (
+    SentenceVectors,
+    read_sentence_vectors,
+    write_sentence_vectors,
+)
 from albert_serve.client import AlbertClient
-from albert_serve.errors import TextTooLongError
-from albert_serve.local import LocalTransport
-from albert_serve.settings import RuntimeOptions
+from albert_serve.errors import ConfigError
 from tests.export.exporting import export_bundle
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 
@@ -64,9 +64,12 @@ def test_vectors_are_those_of_sentence_transformers(
         bundle = export_bundle(folder, tmp_path / f"bundle-of-{folder.name}").bundle
         with AlbertClient.local(bundle.folder, num_threads=1) as albert:
             answers = albert.feature_extraction(TEXTS, truncation=True)
+            [task] = [task for task in albert.info().tasks if task.name == "feature-extraction"]
         np.testing.assert_allclose(answers, expected, atol=1e-4)
         np.testing.assert_allclose(encode(bundle.folder), expected, atol=1e-5)
         assert bundle.manifest.sentence_vectors == vectors
+        assert task.sentence_vectors is not None
+        assert task.sentence_vectors.max_length == vectors.max_length
 
 
 @pytest.mark.parametrize("activation", [torch.nn.Sigmoid(), torch.nn.Identity()], ids=str)
@@ -92,33 +95,46 @@ def test_a_cross_encoder_is_a_classifier_of_pairs(
     np.testing.assert_allclose([answer[0].score for answer in answers], expected, atol=1e-5)
 
 
-def test_every_request_for_embeddings_has_the_models_settings_as_defaults(
-    real_checkpoint: Path, tmp_path: Path
-) -> None:
-    """The model gives normalised vectors of [CLS], for texts of at most 16 tokens."""
-    vectors = SentenceVectors(pooling="cls", normalize=True, max_length=16)
-    source = write_sentence_model(real_checkpoint, tmp_path / "source", vectors)
-    bundle = export_bundle(source, tmp_path / "bundle", precision="int8").bundle.folder
-    with AlbertClient.local(bundle, num_threads=1) as albert:
-        expected = albert.feature_extraction(TEXTS[0])
-        own = albert.feature_extraction(TEXTS[0], pooling="mean", normalize=False)
-        tokens = np.array(albert.token_features(TEXTS[0]))
-        with pytest.raises(TextTooLongError, match="at most 16"):
-            albert.feature_extraction(TEXTS[1])
-        assert len(albert.feature_extraction(TEXTS[1], truncation=True)) == 24
-        assert len(albert.token_features(TEXTS[1])) > 16
-        [task] = [task for task in albert.info().tasks if task.name == "feature-extraction"]
-    transport = LocalTransport(bundle, RuntimeOptions(num_threads=1))
-    with httpx.Client(transport=transport, base_url="http://local") as client:
-        openai = client.post("/v1/embeddings", json={"input": TEXTS[0]}).json()["data"][0]
-    rows, scored = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
-    rows.write_text(json.dumps({"inputs": TEXTS[0]}))
-    score = ["score", "--task", "feature-extraction", "--bundle", str(bundle)]
-    assert main([*score, str(rows), str(scored)]) == 0
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint's folder, as far as these files go."""
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    write_sentence_vectors(SentenceVectors(), tmp_path, hidden_size=8)
+    return tmp_path
 
-    np.testing.assert_allclose(expected, tokens[0] / np.linalg.norm(tokens[0]), atol=1e-5)
-    np.testing.assert_allclose(own, tokens.mean(0), atol=1e-5)
-    np.testing.assert_allclose(openai["embedding"], expected, atol=1e-5)
-    np.testing.assert_allclose(json.loads(scored.read_text())["output"], expected, atol=1e-5)
-    assert task.sentence_vectors is not None
-    assert task.sentence_vectors.max_length == 16
+
+@pytest.mark.parametrize(("limit", "expected"), [(511, 511), (512, None)])
+def test_a_text_has_at_most_the_tokens_of_the_file_or_all_positions(
+    folder: Path, limit: int, expected: int | None
+) -> None:
+    file = folder / "sentence_bert_config.json"
+    file.write_text(json.dumps({"max_seq_length": limit}))
+    assert read_sentence_vectors(folder) == SentenceVectors(max_length=expected)
+
+
+MODULES = [
+    {"path": "", "type": "sentence_transformers.models.Transformer"},
+    {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+]
+PROMPT = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("modules.json", MODULES, "Pooling, Dense;"),
+        ("modules.json", [{"path": "../other", "type": "x.Transformer"}], "path"),
+        ("1_Pooling/config.json", {"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len"),
+        ("config_sentence_transformers.json", PROMPT, "a prompt before every text"),
+        ("config_sentence_transformers.json", {"truncate_dim": 8}, "has truncate_dim 8,"),
+        ("config_setfit.json", {"labels": ["dry", "wet"]}, "copy the folder without"),
+    ],
+)
+def test_a_form_that_is_not_supported_is_rejected_with_the_file(
+    folder: Path, file: str, content: Any, message: str
+) -> None:
+    (folder / file).write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_sentence_vectors(folder)
+    assert file in str(caught.value)

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
-from safetensors.numpy import save_file as save_numpy
 
 from albert_serve.bundle.manifest import Bundle, Verification, file_entry
 from albert_serve.bundle.weights import StoredTensor, check_shapes, read_header
 from albert_serve.errors import BundleCorruptError, BundleError, BundleMissingError
 
 Change = Callable[[dict[str, Any]], object]
-FILES = ["model.safetensors", "tokenizer.json", "encoder.onnx", "fill-mask.onnx"]
 
 
 @pytest.fixture
@@ -37,7 +31,7 @@ def change_manifest(folder: Path, change: Change) -> None:
 
 
 @pytest.mark.parametrize("verify", ["hash", "size"])
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ["model.safetensors", "encoder.onnx"])
 def test_a_missing_changed_or_truncated_file_is_named(
     folder: Path, name: str, verify: Verification
 ) -> None:
@@ -65,34 +59,19 @@ ENTRY = {"sha256": "0" * 64, "size": 1}
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        *(
-            (lambda m, name=name: m["files"].update({name: ENTRY}), "match pattern")
-            for name in ("../outside", "/etc/passwd", "a/b", "..", "", "..\\outside", "C:outside")
-        ),
+        (lambda m: m["files"].update({"../outside": ENTRY}), "match pattern"),
+        (lambda m: m["files"].update({"/etc/passwd": ENTRY}), "match pattern"),
         (lambda m: m["heads"]["fill-mask"].update(graph="../fill-mask.onnx"), "match pattern"),
-        *((lambda m, n=name: m["files"].pop(n), f"file {name}") for name in FILES),
+        (lambda m: m["files"].pop("encoder.onnx"), "file encoder.onnx"),
         (lambda m: m.pop("config"), "config: Field required"),
-        (lambda m: m.update(precision="fp64"), "precision: "),
-        (lambda m: m["heads"].update(chat=m["heads"]["fill-mask"]), "heads.chat"),
         (lambda m: m["config"].update(model_type="bert"), "only 'albert'"),
-        (lambda m: m["config"].update(num_hidden_layers=10**9), "num_layers"),
         (
             lambda m: m["config"].update(embedding_size=31),
             r"word_embeddings.weight has shape \(1000, 32\); .* \(1000, 31\)",
         ),
         (
-            lambda m: m["config"].update(num_hidden_groups=2),
-            "no albert.encoder.albert_layer_groups.1",
-        ),
-        (
             lambda m: m["heads"]["text-classification"].update(labels=["a"]),
             "1 labels for 2 outputs",
-        ),
-        (
-            lambda m: m["heads"].update(
-                {"text-classification/default": m["heads"]["text-classification"]}
-            ),
-            "two heads are named default",
         ),
     ],
 )
@@ -104,7 +83,7 @@ def test_a_manifest_that_contradicts_itself_or_the_weights(
         Bundle.open(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "\x00\xff", "[]", "3", "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "{", "\x00\xff", "[]"])
 def test_a_manifest_that_is_not_an_object(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(BundleError, match=r"manifest\.json") as caught:
@@ -112,24 +91,10 @@ def test_a_manifest_that_is_not_an_object(folder: Path, text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("version", [1, 4, "2", None, []])
+@pytest.mark.parametrize("version", [1, 4, None])
 def test_another_format_version(folder: Path, version: object) -> None:
     change_manifest(folder, lambda m: m.update(format_version=version))
     with pytest.raises(BundleError, match=r"format version .* 2 and 3\."):
-        Bundle.open(folder)
-
-
-def test_a_manifest_that_is_not_a_regular_file_is_rejected_immediately(folder: Path) -> None:
-    file = folder / "manifest.json"
-    file.unlink()
-    with pytest.raises(BundleMissingError, match=r"manifest\.json.*albert-serve export"):
-        Bundle.open(folder)
-    os.mkfifo(file)
-    with pytest.raises(BundleMissingError, match="is not a regular file"):
-        Bundle.open(folder)
-    file.unlink()
-    file.symlink_to("/dev/zero")
-    with pytest.raises(BundleMissingError, match="is not a regular file"):
         Bundle.open(folder)
 
 
@@ -143,28 +108,17 @@ def header_of(tensor: Mapping[str, object], num_bytes: int = 4) -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "0 bytes"),
         (b"\x00" * 7, "7 bytes"),
         ((16 << 20).to_bytes(8, "little"), "8 bytes"),
         (((16 << 20) + 1).to_bytes(8, "little"), "16777217 bytes"),
-        (b"\x03" + b"\x00" * 7 + b"{}", "10 bytes"),
-        (b"\x02" + b"\x00" * 7 + b"[]", "header"),
         (b"\x02" + b"\x00" * 7 + b"{]", "header"),
-        ((100_000).to_bytes(8, "little") + b"[" * 100_000, "header"),
-        (b'\x08\x00\x00\x00\x00\x00\x00\x00{"a": 1}', "header"),
         (header_of({}, num_bytes=3), "bytes"),
         (header_of({}, num_bytes=5), "bytes"),
         (header_of({"shape": [2]}), "bytes 0 to 4"),
         (header_of({"data_offsets": [-4, 0]}), "bytes -4 to 0"),
         (header_of({"dtype": "F9"}), "F9"),
-        (header_of({"shape": [1] * 9}), "9 dimensions; at most 8"),
         (header_of({"shape": [-1, -1]}), "size"),
-        (header_of({"shape": [1.0]}), "size"),
-        (header_of({"shape": [(1 << 48) + 1]}), "size"),
-        *(
-            (header_of({"data_offsets": offsets}), "two integers")
-            for offsets in ([0.0, 4], [False, 4], [0, "4"], [None, 4], [0, math.nan])
-        ),
+        (header_of({"data_offsets": [0, "4"]}), "two integers"),
     ],
 )
 def test_a_damaged_safetensors_file_is_rejected(
@@ -175,37 +129,14 @@ def test_a_damaged_safetensors_file_is_rejected(
         read_header(tmp_path / "x")
 
 
-def test_a_header_gives_the_location_of_each_tensor(tmp_path: Path) -> None:
-    """Only the first two outputs of a sentence-order head are used."""
-    order = "sop_classifier.classifier.weight"
-    values: dict[str, NDArray[Any]] = {
-        "a": np.arange(6, dtype="<f4").reshape(2, 3),
-        "b": np.zeros((), "<f4"),
-        "c": np.ones((1,) * 8, "<f4"),
-        order: np.arange(12, dtype="<f2").reshape(3, 4),
-    }
-    save_numpy(values, tmp_path / "x", {"format": "np"})
-    content = (tmp_path / "x").read_bytes()
-    header = read_header(tmp_path / "x")
-    assert header[order].dtype == "F16"
-    for name, value in {**values, order: values[order][:2]}.items():
-        tensor = header[name]
-        assert tensor.shape == value.shape
-        assert content[tensor.offset : tensor.offset + tensor.num_bytes] == value.tobytes()
-
-
 @pytest.mark.parametrize(
     ("stored", "expected", "message"),
     [
         ({"w": ("F32", (2,))}, (2,), None),
-        ({"w": ("F16", (2,))}, (2,), "w is F16"),
         ({"w": ("F16", (2, 3))}, (2, 3), None),
         ({"w": ("BF16", (2, 3))}, (2, 3), "w is BF16"),
-        ({"w": ("I8", (2,))}, (2,), "w is I8"),
         ({"w": ("I8", (3, 2)), "w_scale": ("F32", (2,))}, (2, 3), None),
         ({"w": ("I8", (2, 3)), "w_scale": ("F32", (2,))}, (2, 3), r"w has shape \(2, 3\)"),
-        ({"w": ("I8", (3, 2)), "w_scale": ("F32", (3,))}, (2, 3), r"w_scale has shape \(3,\)"),
-        ({"w": ("I8", (3, 2)), "w_scale": ("F16", (2,))}, (2, 3), "w_scale"),
         ({"w": ("I8", (3, 2))}, (2, 3), "w_scale"),
     ],
 )

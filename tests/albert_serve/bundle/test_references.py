@@ -1,4 +1,4 @@
-"""A model by reference: a folder, a checkpoint, a name on a server with the Hub's protocol."""
+"""A model by reference: a folder, a checkpoint, a name on the Hub, a tag in BentoML's store."""
 
 from __future__ import annotations
 
@@ -7,44 +7,35 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
-import torch
 
+from albert_serve.bundle import store
 from albert_serve.bundle.checkpoint import find_bundle
 from albert_serve.bundle.manifest import Bundle
+from albert_serve.cli import main
 from albert_serve.client import AlbertClient
-from albert_serve.errors import ConfigError
-from tests.albert_serve.support import running_service, service_environment
+from albert_serve.errors import BundleError, ConfigError
 from tests.training.conversion.hub_server import Hub, Repository, serve
-from training.model.checkpoint import load_checkpoint, save_checkpoint
 
-pytestmark = pytest.mark.process
+# BentoML imports what is deprecated.
+pytestmark = [pytest.mark.process, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 TEXT = "the first [MASK] of the year"
-FAULTY = ("damaged", "lacking", "empty")
-CARD = "---\nlicense: mit\n---\n# A model\n"
 
 
 @pytest.fixture
 def hub(bundle_dir: Path, checkpoint_dir: Path, tmp_path: Path) -> Iterator[Hub]:
-    folders = {name: tmp_path / name for name in ("carded", "damaged", "lacking")}
-    for folder in folders.values():
-        shutil.copytree(bundle_dir, folder)
-    content = (folders["damaged"] / "tokenizer.json").read_bytes()
-    (folders["damaged"] / "tokenizer.json").write_bytes(content[:-2] + b" \n")
-    (folders["lacking"] / "encoder.onnx").unlink()
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty/README.md").write_text(CARD)
-    (folders["carded"] / "README.md").write_text(CARD)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(bundle_dir, damaged)
+    content = (damaged / "tokenizer.json").read_bytes()
+    (damaged / "tokenizer.json").write_bytes(content[:-2] + b" \n")
     repositories = {
-        "us/whole": Repository({"main": folders["carded"], "v1": bundle_dir}),
-        "us/private": Repository({"main": bundle_dir}, is_private=True),
+        "us/whole": Repository({"main": bundle_dir}),
         "us/pretrained": Repository({"main": checkpoint_dir}),
-        **{f"us/{name}": Repository({"main": tmp_path / name}) for name in FAULTY},
+        "us/damaged": Repository({"main": damaged}),
     }
     with serve(repositories) as hub:
         yield hub
@@ -66,99 +57,40 @@ def run(
     )
 
 
-def error_of(ended: subprocess.CompletedProcess[str]) -> str:
-    """The error of a command, after bars and warnings of the Hub's client."""
-    assert ended.returncode == 1, ended.stderr
-    assert "Traceback" not in ended.stderr
-    *_, line = ended.stderr.splitlines()
-    assert line.startswith("error: ")
-    return line
-
-
-def folders(cache: Path) -> list[Path]:
-    return sorted(cache.glob("hub/*/*"))
-
-
-def test_a_bundle_of_the_hub_is_served_under_its_name(
-    hub: Hub, bundle_dir: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("reference", "cache"), [("us/whole", "hub"), ("us/pretrained", "exports")]
+)
+def test_a_bundle_or_checkpoint_of_the_hub_answers_and_needs_no_connection_again(
+    reference: str, cache: str, hub: Hub, tmp_path: Path
 ) -> None:
-    environment = service_environment(bundle_dir, tmp_path / "home")
-    environment |= hub.environment(tmp_path / "hf")
-    environment |= {"ALBERT_SERVE_CACHE": str(tmp_path / "cache")}
-    command = ("albert_serve", "serve", "--bundle", "us/whole")
-    with running_service(environment, tmp_path, command) as service:
-        info = httpx.get(f"{service.url}/info", timeout=30).json()
-        reply = httpx.post(f"{service.url}/fill-mask", json={"inputs": TEXT}, timeout=30)
-    assert reply.status_code == 200
-    assert service.log.count("Downloading us/whole from the Hub.\n") == 1
-    manifest = Bundle.open(bundle_dir).manifest
-    assert (info["model_id"], info["revision"]) == ("whole", manifest.revision)
-    (folder,) = folders(tmp_path / "cache")
-    assert folder.parent.name == hub.repositories["us/whole"].commit("main")
-    assert not [file for file in folder.iterdir() if file.is_symlink()]
-    listed = manifest.files.keys() | {"manifest.json", "README.md"}
-    assert {file.name for file in folder.iterdir()} == listed
-    assert (folder / "README.md").read_text() == CARD
-
-
-def test_a_checkpoint_of_the_hub_is_exported_under_its_name(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(json.dumps({"text": TEXT}))
-    command = ("score", "--task", "fill-mask", "--bundle", "us/pretrained", "in.jsonl", "-")
-    ended = run(hub, tmp_path, *command)
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)["text"] == TEXT
-    (bundle,) = (tmp_path / "cache/exports").glob("*/*")
-    assert bundle.name == "pretrained"
-
-
-def test_a_local_folder_wins_over_a_name_on_the_hub(
-    hub: Hub, bundle_dir: Path, tmp_path: Path
-) -> None:
-    assert "~/whole" in error_of(run(hub, tmp_path, "info", "~/whole", HOME="~"))
-    shutil.copytree(bundle_dir, tmp_path / "us/whole")
-    assert run(hub, tmp_path, "info", "us/whole").returncode == 0
-    assert not hub.requests
-
-
-@pytest.mark.extended
-def test_the_cache_answers_without_a_connection(hub: Hub, tmp_path: Path) -> None:
-    offline = run(hub, tmp_path, "info", "us/whole", HF_HUB_OFFLINE="1")
-    assert "HF_HUB_OFFLINE forbids a download" in error_of(offline)
-    first = run(hub, tmp_path, "info", "us/whole", "--json")
-    assert first.returncode == 0, first.stderr
-    assert len(hub.downloads) == len(set(hub.downloads))
+    command = ("score", "--task", "fill-mask", "--bundle", reference, "in.jsonl", "-")
+    online = run(hub, tmp_path, *command)
+    assert online.returncode == 0, online.stderr
+    assert json.loads(online.stdout)["text"] == TEXT
+    (bundle,) = (tmp_path / "cache" / cache).glob("*/*")
+    assert bundle.name == reference.removeprefix("us/")
     hub.requests.clear()
-    offline = run(hub, tmp_path, "info", "us/whole", "--json", HF_HUB_OFFLINE="1")
-    assert offline.stdout == first.stdout
+    offline = run(hub, tmp_path, *command, HF_HUB_OFFLINE="1")
+    assert offline.stdout == online.stdout
     assert not hub.requests
-    of_tag = run(hub, tmp_path, "info", "us/whole@v1", "--json")
-    assert json.loads(of_tag.stdout).keys() == json.loads(first.stdout).keys()
-    commits = {hub.repositories["us/whole"].commit(name) for name in ("main", "v1")}
-    assert {folder.parent.name for folder in folders(tmp_path / "cache")} == commits
-    for snapshot in (tmp_path / "hf/hub/models--us--whole/snapshots").iterdir():
-        (snapshot / "encoder.onnx").unlink()
-    half = run(hub, tmp_path, "info", "us/whole", HF_HUB_OFFLINE="1")
-    assert "HF_HUB_OFFLINE forbids a download" in error_of(half)
-    # The Hub's own cache can be removed, because the links keep the content.
-    shutil.rmtree(tmp_path / "hf")
-    assert Bundle.open(folders(tmp_path / "cache")[0])
 
 
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("us/nothing", "{url} has no model of this name"),
-        ("us/private", "HF_TOKEN"),
-        ("us/whole@v9", "us/whole has no revision v9"),
-        ("us/empty", "us/empty is not a bundle"),
-        ("us/lacking", "us/lacking lacks encoder.onnx"),
+        ("us/nothing", "{url} has no model of this name. If it is private, set HF_TOKEN"),
         ("us/damaged", "tokenizer.json has SHA-256"),
     ],
 )
 def test_a_name_that_cannot_be_served_is_an_error_of_one_line(
     reference: str, message: str, hub: Hub, tmp_path: Path
 ) -> None:
-    line = error_of(run(hub, tmp_path, "serve", "--bundle", reference))
+    ended = run(hub, tmp_path, "serve", "--bundle", reference)
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    *_, line = ended.stderr.splitlines()
+    assert line.startswith("error: ")
     assert message.format(url=hub.url) in line
 
 
@@ -169,12 +101,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_a_folder_is_exported_once_and_again_when_it_changes_or_its_bundle_is_damaged(
-    checkpoint_dir: Path,
-    bundle_dir: Path,
-    cache: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
+@pytest.mark.usefixtures("cache")
+def test_a_folder_is_exported_once_and_again_when_it_changes(
+    checkpoint_dir: Path, bundle_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = tmp_path / "mine"
     shutil.copytree(checkpoint_dir, checkpoint)
@@ -185,64 +114,89 @@ def test_a_folder_is_exported_once_and_again_when_it_changes_or_its_bundle_is_da
             assert albert.fill_mask(TEXT) == expected
             assert albert.info().model_id == "mine"
     assert capfd.readouterr().err.count("Exporting") == 1
-    (bundle,) = cache.glob("exports/*/mine")
-    os.truncate(bundle / "encoder.onnx", 100)
-    bundle.with_name(".mine.k1ll3d.partial").mkdir()
-    assert find_bundle(checkpoint) == bundle
-    assert Bundle.open(bundle)
-    assert [file.name for file in bundle.parent.iterdir()] == ["mine"]
-    printed = capfd.readouterr().err
-    assert "The cached bundle is damaged: " in printed
-    assert printed.count("Exporting") == 1
     config = json.loads((checkpoint / "config.json").read_bytes())
     (checkpoint / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
     with AlbertClient.local(checkpoint) as albert:
         assert albert.fill_mask(TEXT) != expected
 
 
-@pytest.mark.parametrize("mode", [0o757, 0o775])
-def test_a_cache_that_others_can_write_to_is_rejected(
-    mode: int, checkpoint_dir: Path, cache: Path
-) -> None:
+def test_a_cache_that_others_can_write_to_is_rejected(checkpoint_dir: Path, cache: Path) -> None:
     (cache / "exports").mkdir(parents=True)
-    (cache / "exports").chmod(mode)
+    (cache / "exports").chmod(0o775)
     with pytest.raises(ConfigError, match=r"Other users can write to .*/exports, and so could"):
         find_bundle(checkpoint_dir)
 
 
 @pytest.mark.usefixtures("cache")
-def test_each_precision_and_version_has_an_export_of_its_own(
+def test_each_precision_has_an_export_of_its_own(
     checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = subprocess.CompletedProcess[bytes]([], 0)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
     fp32, int8 = find_bundle(checkpoint_dir), find_bundle(checkpoint_dir, "int8")
-    assert find_bundle(checkpoint_dir, "fp32") == fp32
-    monkeypatch.setattr("albert_serve.bundle.checkpoint.__version__", "another")
-    assert len({fp32, int8, find_bundle(checkpoint_dir)}) == 3
+    assert find_bundle(checkpoint_dir, "fp32") == fp32 != int8
 
 
-def test_a_folder_that_cannot_be_exported_is_an_error_of_one_line(
-    checkpoint_dir: Path, bundle_dir: Path, hub: Hub, tmp_path: Path
+@pytest.mark.usefixtures("cache")
+def test_a_folder_that_cannot_be_exported_is_an_error_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert/config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(BundleError, match="bert cannot be exported in fp32: ") as caught:
+        find_bundle(tmp_path / "bert")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A BENTOML_HOME of this test, also in this process, where BentoML keeps the first one."""
+    from bentoml._internal.configuration.containers import BentoMLContainer as Container
+    from bentoml._internal.models import ModelStore
+
+    folder = tmp_path / "home"
+    (folder / "models").mkdir(parents=True)
+    monkeypatch.setenv("BENTOML_HOME", str(folder))
+    Container.model_store.set(ModelStore(folder / "models"))
+    Container.model_store_dir.set(str(folder / "models"))
+    yield folder
+    for provider in (Container.model_store, Container.model_store_dir):
+        provider.reset()
+
+
+def stored(folder: Path, *options: str) -> None:
+    assert main(["import", str(folder), *options]) == 0
+
+
+def test_an_imported_bundle_is_a_model_of_bentomls(bundle_dir: Path, home: Path) -> None:
+    revision = Bundle.open(bundle_dir).manifest.revision
+    stored(bundle_dir)
+    listed = subprocess.run(
+        [sys.executable, "-m", "bentoml", "models", "list", "--output", "json"],
+        env={**os.environ, "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"},
+        capture_output=True,
+        check=True,
+    )
+    (model,) = json.loads(listed.stdout)
+    assert model["tag"] == f"tiny:{revision}"
+    files = {path.name for path in (home / "models/tiny" / revision).iterdir()}
+    assert files == {path.name for path in bundle_dir.iterdir()} | {"model.yaml"}
+
+
+def test_a_tag_without_a_version_is_the_bundle_that_was_imported_last(
+    bundle_dir: Path, int8_dir: Path, home: Path
 ) -> None:
-    """Export's own error advises --keep-fp32, which `score` does not have."""
-    bert, large, file = (tmp_path / name for name in ("bert", "large", "file"))
-    shutil.copytree(checkpoint_dir, bert)
-    (bert / "config.json").write_text('{"model_type": "bert"}')
-    file.write_text("")
-    model = load_checkpoint(checkpoint_dir)
-    with torch.no_grad():
-        model.get_parameter("albert.encoder.attentions.0.query.weight")[0, 0] = 1e6
-    save_checkpoint(model, large, tokenizer_from=checkpoint_dir)
-    for folder, words, message, variables in (
-        (bert, [], "bert cannot be exported in fp32: ", {}),
-        (bundle_dir, ["--precision", "int8"], "--precision", {}),
-        (bert, [], "Set ALBERT_SERVE_CACHE", {"ALBERT_SERVE_CACHE": f"{file}/cache"}),
-        (large, ["--precision", "fp16"], f"{large} cannot be exported in fp16: ", {}),
-    ):
-        command = ("score", "--task", "fill-mask", "--bundle", str(folder), *words, "-", "-")
-        line = error_of(run(hub, tmp_path, *command, **variables))
-        assert message in line
-    assert f"the options of `albert-serve export {large} BUNDLE`" in line
-    assert "--" not in line
-    assert not [*(tmp_path / "cache").glob("exports/*/*")]
+    stored(int8_dir, "--name", "tiny:2")
+    stored(bundle_dir)
+    revision = Bundle.open(bundle_dir).manifest.revision
+    assert store.locate(Path("bentoml:tiny")) == home / "models/tiny" / revision
+    assert store.locate(Path("bentoml:tiny:2")) == home / "models/tiny/2"
+
+
+def test_an_import_that_fails_leaves_the_store_as_it_was(
+    bundle_dir: Path, int8_dir: Path, home: Path, failure: Callable[..., str]
+) -> None:
+    stored(bundle_dir, "--name", "tiny:1")
+    line = failure("import", int8_dir, "--name", "tiny:1")
+    assert "cannot be imported as tiny:1: Item 'tiny:1' already exists" in line
+    imported = Bundle.open(home / "models/tiny/1")
+    assert imported.manifest == Bundle.open(bundle_dir).manifest
+    assert failure("info", "bentoml:tiny:2").startswith("bentoml:tiny:2 cannot be opened: ")

@@ -16,10 +16,9 @@ from typing import Any
 
 @dataclass
 class Repository:
-    """A model or data set: a folder for each revision, and whether nobody may read it."""
+    """A model: a folder for each revision."""
 
     revisions: dict[str, Path]
-    is_private: bool = False
 
     def commit(self, revision: str) -> str | None:
         """The commit of a branch or tag, or a commit itself."""
@@ -102,12 +101,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _find(self, parts: list[str]) -> tuple[int, dict[str, str], bytes]:
-        is_api = parts[0] == "api"
-        if is_api or parts[0] == "datasets":  # api/models, api/datasets, datasets
-            parts = parts[2 if is_api else 1 :]
+        is_api = parts[:2] == ["api", "models"]
+        if is_api:
+            parts = parts[2:]
         repo_id, rest = "/".join(parts[:2]), parts[2:]
         repository = self.served.repositories.get(repo_id)
-        if repository is None or repository.is_private:
+        if repository is None:
             return 401, {"X-Error-Code": "RepoNotFound"}, b""
         revision = rest[1] if len(rest) > 1 else "main"
         commit = repository.commit(revision)
