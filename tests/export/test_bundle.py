@@ -1,9 +1,10 @@
-"""A bundle: its files, manifest and card, the tasks that it has, and what it replaces."""
+"""A bundle: its files, manifest and card, what it replaces, and what cannot be exported."""
 
 from __future__ import annotations
 
 import json
-import shutil
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import Mock
@@ -18,27 +19,29 @@ from albert_serve.bundle.manifest import (
     FileEntry,
     HeadEntry,
     Manifest,
-    Precision,
     Quality,
     TaskExample,
-    read_manifest,
 )
 from export.__main__ import main
 from export.card import model_card
 from export.config import ExportError
+from export.job import read_examples
 from export.source import read_source, with_threshold
 from tests.export.exporting import (
     ALL_TASKS,
     TINY,
+    change_config,
     export_bundle,
     write_checkpoint,
+    write_tokenizer,
 )
 from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD as KEY
 
 pytestmark = pytest.mark.process
 
-Capture = pytest.CaptureFixture[str]
+Change = Callable[[Path], Any]
 TEXTS: Final = "text-classification"
+FFN: Final = "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn.weight"
 
 
 @pytest.fixture
@@ -68,67 +71,32 @@ def test_a_bundle_is_complete_reproducible_and_readable(
     assert (target / "model.safetensors").samefile(checkpoint / "model.safetensors")
     assert [folder.name for folder in target.parent.iterdir()] == ["first"]
 
-    private = Path(shutil.copytree(checkpoint, checkpoint.with_name("private")))
-    (private / "model.safetensors").chmod(0o600)
-    precisions: tuple[Precision, ...] = ("int8", "fp32")
-    for precision in precisions:
-        export_bundle(private, target.with_name(precision), precision=precision)
-        modes = {file.stat().st_mode & 0o777 for file in target.with_name(precision).iterdir()}
-        assert modes == {0o644}
     monkeypatch.setattr("os.link", Mock(side_effect=OSError))
     export_bundle(checkpoint, target.with_name("copy"))
-    for name in ("fp32", "copy"):
-        assert Bundle.open(target.with_name(name)).manifest.files == bundle.manifest.files
+    assert Bundle.open(target.with_name("copy")).manifest.files == bundle.manifest.files
 
 
 def test_only_a_bundle_is_replaced_and_only_on_request(checkpoint: Path, target: Path) -> None:
     target.mkdir(parents=True)
     with pytest.raises(ExportError, match="already exists"):
         export_bundle(checkpoint, target)
-    first = export_bundle(checkpoint, target, overwrite=True).bundle
+    export_bundle(checkpoint, target, overwrite=True)
     write_checkpoint(checkpoint, tasks=("fill-mask",))
     with pytest.raises(ExportError, match="already exists"):
         export_bundle(checkpoint, target)
-    assert Bundle.open(target).manifest == first.manifest
+    assert set(Bundle.open(target).manifest.tasks) == set(ALL_TASKS)
 
     export_bundle(checkpoint, target, overwrite=True)
 
     assert list(Bundle.open(target).manifest.tasks) == ["fill-mask"]
     (target / "manifest.json").unlink()
-    for other in (target, target / "tokenizer.json"):
-        with pytest.raises(ExportError, match="is not a bundle"):
-            export_bundle(checkpoint, other, overwrite=True)
-        assert other.exists()
+    with pytest.raises(ExportError, match="is not a bundle"):
+        export_bundle(checkpoint, target, overwrite=True)
+    assert target.exists()
     (checkpoint / "manifest.json").write_text("{}")
-    (checkpoint.parent / "manifest.json").write_text("{}")
-    for other in (checkpoint, checkpoint.parent):
-        with pytest.raises(ExportError, match="the checkpoint itself"):
-            export_bundle(checkpoint, other, overwrite=True)
+    with pytest.raises(ExportError, match="the checkpoint itself"):
+        export_bundle(checkpoint, checkpoint, overwrite=True)
     assert (checkpoint / "model.safetensors").exists()
-
-
-def test_the_command_prints_sizes_and_names_unused_weights(
-    checkpoint: Path, target: Path, capsys: Capture
-) -> None:
-    weights = checkpoint / "model.safetensors"
-    save_file({**load_file(weights), "klassifier.weight": torch.ones(1)}, weights)
-
-    assert main([str(checkpoint), str(target), "--no-quality", "--precision", "int8"]) == 0
-
-    printed = capsys.readouterr()
-    assert "warning: " in printed.err
-    assert ": klassifier.weight\n" in printed.err
-    manifest = read_manifest(target)
-    sizes = {name: entry.size for name, entry in manifest.files.items()}
-    graphs = sum(size for name, size in sizes.items() if name.endswith(".onnx"))
-    lines = [" ".join(line.split()) for line in printed.out.splitlines()]
-    assert f"tokenizer.json {sizes['tokenizer.json']:,} bytes" in lines
-    assert any(line.startswith(f"graphs {graphs:,} bytes") for line in lines)
-    total = sum(sizes.values())
-    share = total / weights.stat().st_size
-    assert any(line.startswith(f"all {total:,} bytes, {share:.3f} ") for line in lines)
-    for parity in (manifest.parity, manifest.cuda_parity):
-        assert f"question-answering {parity['question-answering']:.1e}" in lines
 
 
 def test_the_threshold_of_no_answer_is_the_first_of_four(checkpoint: Path, target: Path) -> None:
@@ -140,12 +108,10 @@ def test_the_threshold_of_no_answer_is_the_first_of_four(checkpoint: Path, targe
 
     assert threshold(read_source(checkpoint), None) is None
     (checkpoint / "evaluation.json").write_text(json.dumps({KEY: -1.5}))
-    (checkpoint / "training.json").write_text('{"steps": 3}')
     assert threshold(read_source(checkpoint), None) == -1.5
     words = [str(checkpoint), str(target), "--no-quality", "--null-score-diff-threshold=0"]
     assert main(words) == 0
     source = read_source(target)
-    assert (source.evaluation, source.training) == ({KEY: -1.5}, {"steps": 3})
     assert threshold(source, None) == 0
     assert threshold(source, None, {KEY: -1.0}) == -1
     assert threshold(source, 2.5, {KEY: -1.0}) == 2.5
@@ -170,23 +136,6 @@ def test_a_bundle_that_is_exported_again_keeps_its_temperatures_and_examples(
     assert again.examples == first.manifest.examples
 
 
-def manifest(evaluation: dict[str, Any], num_characters: int = 1) -> Manifest:
-    entry = HeadEntry(
-        graph="a.onnx",
-        num_outputs=2,
-        labels=["a|b", "c" * num_characters],
-        problem_type="multi_label_classification",
-        quality=Quality(metric="accuracy", torch=71.2, bundle=70.8, count=2770),
-    )
-    return Manifest(
-        config=TINY.to_hf(),
-        heads={TEXTS: entry},
-        precision="int8",
-        files={"model.safetensors": FileEntry(size=1, sha256="0" * 64)},
-        evaluation=evaluation,
-    )
-
-
 def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
     evaluation = {
         "text_classification_task": "RTE",
@@ -196,7 +145,15 @@ def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
         "embeddings_spearman": 0.6254,
         "embeddings_mrr_at_10": 0.5,
     }
-    (tmp_path / "README.md").write_text(model_card(manifest(evaluation), "rte"))
+    quality = Quality(metric="accuracy", torch=71.2, bundle=70.8, count=2770)
+    entry = HeadEntry(graph="a.onnx", num_outputs=2, labels=["a", "b"], quality=quality)
+    manifest = Manifest(
+        config=TINY.to_hf(),
+        heads={TEXTS: entry},
+        files={"model.safetensors": FileEntry(size=1, sha256="0" * 64)},
+        evaluation=evaluation,
+    )
+    (tmp_path / "README.md").write_text(model_card(manifest, "rte"))
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.model_name == "rte"
     results = [
@@ -212,20 +169,85 @@ def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
     assert "| accuracy | 71.2000 | 70.8000 | 2,770 |" in card.text
 
 
-def test_a_cell_of_the_card_has_at_most_300_characters() -> None:
-    row = f"| multi\\_label\\_classification | a\\|b, {'c' * 295} |"
-    assert row in model_card(manifest({}, 295), "rte")
-    assert f"| a\\|b, {'c' * 292}... |" in model_card(manifest({}, 296), "rte")
+def one_weight(value: float) -> Change:
+    """Change one weight of a checkpoint."""
+
+    def change(folder: Path) -> None:
+        matrix = torch.zeros(TINY.ffn_size, TINY.hidden_size)
+        matrix[3, 5] = value
+        file = folder / "model.safetensors"
+        save_file({**load_file(file), FFN: matrix}, file)
+
+    return change
 
 
-def test_the_card_has_the_parameters_that_questions_were_measured_with() -> None:
-    parameters = {"handle_impossible_answer": True, "max_answer_len": 30}
-    evaluation = {"question_answering_parameters": parameters, KEY: -1.25}
-    [line] = [
-        line
-        for line in model_card(manifest(evaluation), "squad").splitlines()
-        if "Question answering" in line
-    ]
-    assert '`"parameters": {"handle_impossible_answer": true, "max_answer_len": 30}`' in line
-    assert '`"null_score_diff_threshold": -1.25`' in line
-    assert "Question answering" not in model_card(manifest({}), "squad")
+def only_multiple_choice(folder: Path) -> None:
+    write_checkpoint(folder, tasks=("multiple-choice",))
+    change_config(folder, architectures=["AlbertForMultipleChoice"])
+
+
+FP16: Final = ("--precision", "fp16", "--cuda-precision", "fp32")
+REFUSALS: Final[list[tuple[Change | None, tuple[str, ...], str]]] = [
+    (lambda folder: change_config(folder, id2label={"0": "a"}), (), "The classifier has 2 outputs"),
+    (lambda folder: change_config(folder, hidden_size=48), (), "the config requires (48, 12)"),
+    (lambda folder: os.truncate(folder / "model.safetensors", 5000), (), "5000 bytes"),
+    (one_weight(torch.inf), (), f"{FFN} contain NaN or infinite"),
+    (one_weight(-65505), FP16, "--keep-fp32 ffn"),
+    (
+        lambda folder: (folder / "tokenizer.json").unlink(),
+        (),
+        "neither tokenizer.json nor spiece.model",
+    ),
+    (
+        lambda folder: write_tokenizer(folder, num_pieces=51),
+        (),
+        "has 51 pieces; the model has embeddings for 50",
+    ),
+    (only_multiple_choice, (), "multiple choice is not served"),
+    (None, ("--max-difference", "1e-12"), "differ from torch by encoder"),
+    (None, ("--evaluation", "none.json"), "none.json"),
+    (None, ("--quality", "--token-classification", "a.conll"), "token-classification"),
+]
+
+
+@pytest.mark.parametrize(("change", "options", "message"), REFUSALS)
+def test_what_cannot_be_exported_is_an_error_and_leaves_nothing(
+    checkpoint: Path,
+    target: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Change | None,
+    options: tuple[str, ...],
+    message: str,
+) -> None:
+    if change is not None:
+        change(checkpoint)
+    assert main([str(checkpoint), str(target), "--no-quality", *options]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert message in error
+    assert not target.parent.is_dir() or list(target.parent.iterdir()) == []
+
+
+def test_fp16_stores_its_largest_number_and_a_tokenizer_may_be_smaller(
+    checkpoint: Path, target: Path
+) -> None:
+    one_weight(-65504)(checkpoint)
+    write_tokenizer(checkpoint, num_pieces=50)
+    assert main([str(checkpoint), str(target), "--no-quality", *FP16]) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"text-classification": [{"inputs": "a"}]}, "the bundle has fill-mask"),
+        ({"fill-mask": [{"inputs": "a"}, {"label": "a"}]}, r"fill-mask\[1\]: inputs is missing"),
+        ({"fill-mask": [{"inputs": ["a"]}]}, r"fill-mask\[0\]: inputs is a list"),
+    ],
+)
+def test_an_example_that_the_task_would_reject_is_named(
+    tmp_path: Path, content: Any, message: str
+) -> None:
+    file = tmp_path / "examples.json"
+    file.write_text(json.dumps(content))
+    with pytest.raises(ExportError, match=message):
+        read_examples(file, ["fill-mask"])

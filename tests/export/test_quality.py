@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,11 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from albert_serve.bundle.manifest import Bundle, HeadEntry, ProblemType, Quality
+from albert_serve.bundle.manifest import HeadEntry, ProblemType, Quality
 from albert_serve.runtime.engine import Engine
-from albert_serve.settings import shipped_bundle
 from albert_serve.tasks.base import EncoderInput, Logits
-from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
+from albert_serve.tokenizer import AlbertTokenizer
 from export.__main__ import main
 from export.bundle import measure_parity
 from export.config import ExportConfig, ExportError
@@ -28,9 +28,9 @@ from export.quality import Comparison, MeasuredQuality, check_quality, compare
 from export.source import Source, read_source, with_threshold
 from export.verify import check_parity
 from export.verify import measure_parity as measure_cpu_parity
-from tests.export.exporting import TINY, export_bundle, write_checkpoint
+from tests.export.exporting import export_bundle, write_checkpoint
 from tests.training.support import SQUAD, read_labelled
-from training.model.checkpoint import load_checkpoint, save_checkpoint
+from training.model.checkpoint import load_checkpoint
 from training.tasks.classification.files import labelled_examples
 from training.tasks.classification.metrics import classify
 from training.tasks.engine import TorchEngine
@@ -56,13 +56,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("weight", "graph"),
     [
-        pytest.param("albert.encoder.attentions.0.key.bias", "", id="cancels-in-the-softmax"),
-        pytest.param("albert.encoder.attentions.0.value.bias", "encoder", id="attention"),
-        pytest.param("albert.encoder.ffns.0.up.weight", "encoder", id="ffn"),
-        pytest.param("albert.embeddings.norm.bias", "encoder", id="embeddings"),
-        pytest.param("heads.fill-mask.decoder.bias", "fill-mask", id="fill-mask"),
-        pytest.param("pooler.dense.bias", "sentence-order", id="pooler"),
-        pytest.param("heads.question-answering.output.bias", "question-answering", id="qa"),
+        ("albert.encoder.ffns.0.up.weight", "encoder"),
+        ("heads.fill-mask.decoder.bias", "fill-mask"),
+        ("pooler.dense.bias", "sentence-order"),
     ],
 )
 def test_one_weight_that_differs_is_found(
@@ -74,20 +70,9 @@ def test_one_weight_that_differs_is_found(
 
     parity = measure_cpu_parity(tiny / "bundle", read_source(tiny / "checkpoint").heads, model)
 
-    if graph:
-        assert parity[graph] > 1e-4
-        with pytest.raises(ExportError, match=graph):
-            check_parity(parity, 1e-4, advice="")
-    else:
+    assert parity[graph] > 1e-4
+    with pytest.raises(ExportError, match=graph):
         check_parity(parity, 1e-4, advice="")
-
-
-def test_parity_is_a_fraction_of_the_largest_value(tiny: Path, tmp_path: Path) -> None:
-    model = write_checkpoint(tmp_path)
-    with torch.no_grad():
-        model.get_parameter("heads.fill-mask.decoder.bias").add_(1000.0)
-    parity = measure_cpu_parity(tiny / "bundle", read_source(tiny / "checkpoint").heads, model)
-    assert parity["fill-mask"] == pytest.approx(1, abs=0.05)
 
 
 @pytest.mark.parametrize(("compute", "limit"), [("fp32", 1e-4), ("fp16", 0.06), ("bf16", 0.3)])
@@ -113,20 +98,6 @@ def test_the_default_limits_of_parity_are_those_documented(
             check(*values)
     config = replace(config, precision="int8", max_cuda_difference=2 * limit)
     check(1.0, 2 * limit)
-
-
-def test_a_value_that_only_a_special_token_has_is_found(tmp_path: Path) -> None:
-    """Random tokens would miss it among 30,000; every real input has it."""
-    folder = tmp_path / "checkpoint"
-    model = write_checkpoint(folder, replace(TINY, vocab_size=30_000), tasks=("sentence-order",))
-    with torch.no_grad():
-        model.albert.embeddings.word.weight[SPECIAL_TOKENS.index("[SEP]")].mul_(1e6)
-    save_checkpoint(model, folder)
-    with pytest.raises(ExportError, match=r"in fp16 .*encoder nan.*--cuda-precision bf16"):
-        export_bundle(folder, tmp_path / "bundle")
-    assert not (tmp_path / "bundle").exists()
-    for compute in ("bf16", "fp32"):
-        export_bundle(folder, tmp_path / compute, cuda_precision=compute)
 
 
 class FixedLogits:
@@ -224,7 +195,6 @@ def test_each_wrong_answer_costs_its_share(
             [1, 0, 1],
         ),
         ("regression", ["1", "2", "4"], [[0], [3], [9]], "Pearson", 100, [-1, -1, -5]),
-        ("regression", ["1", "2", "4"], [[0], [0], [0]], "Pearson", 0, [-1, -2, -4]),
     ],
 )
 def test_labelled_texts_are_scored_by_the_metric_of_their_problem(
@@ -270,13 +240,11 @@ def test_entities_are_scored_by_f1_and_by_those_missing_or_wrong(
 
 
 @pytest.mark.parametrize(
-    ("problem", "in_torch", "in_bundle", "difference"),
+    ("problem", "in_torch", "in_bundle"),
     [
-        ("single_label_classification", [60, 0, 0], [0, 60, 0], 1),
-        ("single_label_classification", [2 * math.log(3), 0], [0, 0], 0.25),
-        ("multi_label_classification", [0, 2 * math.log(3), 0], [0, 0, 0], 0.25),
-        pytest.param("regression", [4], [3], 0.25, id="share-of-the-score"),
-        pytest.param("regression", [0.5], [0.25], 0.25, id="share-of-1"),
+        ("single_label_classification", [2 * math.log(3), 0], [0, 0]),
+        ("multi_label_classification", [0, 2 * math.log(3), 0], [0, 0, 0]),
+        ("regression", [4], [3]),
     ],
 )
 def test_a_difference_is_one_of_probabilities(
@@ -286,7 +254,6 @@ def test_a_difference_is_one_of_probabilities(
     problem: ProblemType,
     in_torch: list[float],
     in_bundle: list[float],
-    difference: float,
 ) -> None:
     entry = HeadEntry(
         graph="a.onnx", num_outputs=len(in_torch), problem_type=problem, temperature=2.0
@@ -299,11 +266,8 @@ def test_a_difference_is_one_of_probabilities(
         for logits in (in_torch, in_bundle)
     )
     compared = compare(alone, tokenizer, torch_runner, bundle_runner, {}, [file])
-    assert compared.differences == {TEXTS: pytest.approx(difference, abs=1e-6)}
+    assert compared.differences == {TEXTS: pytest.approx(0.25, abs=1e-6)}
     assert compared.texts == ["mine.txt"]
-    file.write_text(" \n")
-    with pytest.raises(ExportError, match=r"mine\.txt"):
-        compare(alone, tokenizer, torch_runner, bundle_runner, {}, [file])
 
 
 def test_the_first_100_lines_are_compared_up_to_64_tokens(
@@ -314,31 +278,8 @@ def test_the_first_100_lines_are_compared_up_to_64_tokens(
     config = replace(source.config, max_positions=128)
     runner = FixedLogits(lambda item: np.eye(len(item.rows or item.ids), 2, dtype=np.float32))
     compare(replace(source, config=config), tokenizer, runner, runner, {}, [file])
-    by_task: dict[str, list[EncoderInput]] = {}
-    for item in runner.inputs:
-        by_task.setdefault(item.task, []).append(item)
-    assert {task: len(items) for task, items in by_task.items()} == dict.fromkeys(source.heads, 200)
+    assert Counter(item.task for item in runner.inputs) == dict.fromkeys(source.heads, 200)
     assert {len(item.ids) for item in runner.inputs} == {64}
-    masked = by_task["fill-mask"][0]
-    assert masked.rows == list(range(1, 64, 8))
-    assert [masked.ids[row] for row in masked.rows] == [tokenizer.mask_id] * 8
-    question = by_task["question-answering"][0]
-    assert (question.rows, by_task[TEXTS][0].rows) == (None, [0])
-    first_words = "0 rivers of the city 0 rivers of"
-    assert question.types.count(0) == len(tokenizer.encode(first_words).ids)
-
-
-def test_int8_of_a_trained_model_is_exported_without_labels(
-    tmp_path: Path, capsys: Capture
-) -> None:
-    """The built-in texts differ from the texts that the classifier was trained with."""
-    target = tmp_path / "bundle"
-    options = ["--precision", "int8", "--tasks", TEXTS]
-    assert main([str(shipped_bundle()), str(target), *options]) == 0
-    _, _, printed = capsys.readouterr().out.partition("mean difference of probabilities")
-    assert "texts.jsonl" in printed
-    assert TEXTS in printed
-    assert Bundle.open(target).manifest.heads[TEXTS].quality is None
 
 
 def test_broken_int8_is_written_only_by_force(
