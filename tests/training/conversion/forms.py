@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -89,16 +88,6 @@ def wrapped(prefix: str) -> Damage:
         save_file({prefix + name: weights[name] for name in weights}, folder / "model.safetensors")
 
     return wrap
-
-
-def written(name: str, content: str | bytes) -> Damage:
-    """A file of the folder has this content."""
-    content = content.encode() if isinstance(content, str) else content
-    return lambda folder: (folder / name).write_bytes(content)
-
-
-def truncated(name: str, num_bytes: int) -> Damage:
-    return lambda folder: os.truncate(folder / name, num_bytes)
 
 
 def assert_refused(folder: Path, message: str) -> None:
