@@ -15,13 +15,10 @@ from safetensors.numpy import load_file, save_file
 
 from albert_serve.bundle.manifest import Precision
 from albert_serve.bundle.weights import (
-    expected_shapes,
     read_header,
 )
-from albert_serve.client import AlbertClient
-from albert_serve.config import AlbertConfig, preset
+from albert_serve.config import AlbertConfig
 from albert_serve.runtime.engine import Engine
-from albert_serve.settings import shipped_bundle
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer
 from export.graph import CUDA_VERSION, Compute
@@ -41,8 +38,6 @@ from tests.export.exporting import (
 )
 from training.conversion.weight_files import restore_weights
 from training.model.albert import ModelInputs
-from training.model.checkpoint import save_checkpoint
-from training.model.heads import AlbertForTasks, head_sizes
 
 pytestmark = pytest.mark.process
 
@@ -139,7 +134,6 @@ CONFIGS: Final = {
 def test_hidden_states_are_torchs_whatever_the_padding(
     config: AlbertConfig, tmp_path: Path
 ) -> None:
-    """Each weight of the config is one range of the file."""
     model = write_checkpoint(tmp_path / "checkpoint", config, tasks=())
     export_bundle(tmp_path / "checkpoint", tmp_path / "bundle")
     batch, other = ragged(config), ragged(config, seed=2)
@@ -158,9 +152,6 @@ def test_hidden_states_are_torchs_whatever_the_padding(
         types=np.where(real, batch.types, other.types),
     )
     np.testing.assert_array_equal(run_encoder(tmp_path / "bundle", padded)[real], got[real])
-    references = external_tensors(tmp_path / "bundle/encoder.onnx")
-    assert references.keys() == expected_shapes(config, {}).keys()
-    assert len(set(references.values())) == len(references)
 
 
 @pytest.mark.parametrize(
@@ -228,27 +219,3 @@ def test_parity_of_the_graphs_for_cuda_shows_their_rounding(
     own = {f"{task}.cuda.onnx" for task in in_int8} if precision == "int8" else set()
     assert cuda_graphs == {"encoder.cuda.onnx", *own}
     assert not (target / ".emulated.onnx").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["large", "xlarge", "xxlarge"])
-def test_a_size_of_the_paper_answers_as_in_torch(name: str, tmp_path: Path) -> None:
-    """The bundle stores the weights once."""
-    torch.manual_seed(0)
-    # With a standard deviation of 0.02 the answer would hardly depend on the text.
-    config = preset(name, initializer_range=preset(name).hidden_size ** -0.5)
-    task, text = "text-classification", "The river rises in the mountains and flows to the sea."
-    model = AlbertForTasks(config, head_sizes(config, (task,))).eval()
-    save_checkpoint(model, tmp_path / "checkpoint", tokenizer_from=shipped_bundle())
-    bundle = export_bundle(tmp_path / "checkpoint", tmp_path / "bundle").bundle
-    ids = torch.tensor([AlbertTokenizer.from_file(bundle.tokenizer_file).encode(text).ids])
-    with torch.inference_mode():
-        hidden_BSH = model.albert(ModelInputs(ids=ids, types=torch.zeros_like(ids)))
-        expected = model.logits(task, hidden_BSH[:, 0]).softmax(-1)[0].tolist()
-    del model
-    assert bundle.weights_file.samefile(tmp_path / "checkpoint/model.safetensors")
-    files = [file for file in bundle.folder.iterdir() if file.is_file()]
-    assert sum(file.stat().st_size for file in files if file != bundle.weights_file) < 3e6
-    with AlbertClient.local(bundle.folder) as albert:
-        scores = {answer.label: answer.score for answer in albert.text_classification(text)}
-    assert [scores["LABEL_0"], scores["LABEL_1"]] == pytest.approx(expected, abs=1e-4)

@@ -183,43 +183,19 @@ def test_each_wrong_answer_costs_its_share(
     assert (result.num_worse, result.num_better) == (6, 1)
 
 
-@pytest.mark.parametrize(
-    ("problem", "labels", "logits", "metric", "percent", "scores"),
-    [
-        (
-            "multi_label_classification",
-            ["a;b", "a", ""],
-            [[1, 1], [1, 1], [-1, -1]],
-            "subset accuracy",
-            200 / 3,
-            [1, 0, 1],
-        ),
-        ("regression", ["1", "2", "4"], [[0], [3], [9]], "Pearson", 100, [-1, -1, -5]),
-    ],
-)
-def test_labelled_texts_are_scored_by_the_metric_of_their_problem(
-    source: Source,
-    tmp_path: Path,
-    problem: ProblemType,
-    labels: list[str],
-    logits: list[list[int]],
-    metric: str,
-    percent: float,
-    scores: list[float],
+def test_scores_of_a_regression_are_measured_by_pearsons_correlation(
+    source: Source, tmp_path: Path
 ) -> None:
     file = tmp_path / "dev.csv"
-    file.write_text(
-        "text,label\n" + "".join(f"text {n},{label}\n" for n, label in enumerate(labels))
-    )
-    names, separator = (["score"], None) if problem == "regression" else (["a", "b"], ";")
-    entry = HeadEntry(graph="a.onnx", num_outputs=len(names), labels=names, problem_type=problem)
-    config = replace(DEFAULTS, text_classification=(file,), label_separator=separator)
+    file.write_text("text,label\nfirst,1\nsecond,2\nthird,4\n")
+    entry = HeadEntry(graph="a.onnx", num_outputs=1, labels=["score"], problem_type="regression")
+    config = replace(DEFAULTS, text_classification=(file,))
     data = read_labelled_data(config, replace(source, heads={TEXTS: entry}))[TEXTS]
-    outputs = iter(np.array(logits, np.float32)[:, None])
+    outputs = iter(np.array([[[0]], [[3]], [[9]]], np.float32))
     scored = data.measure(FixedLogits(lambda _: next(outputs)))
-    assert data.metric == metric
-    assert scored.percent == pytest.approx(percent)
-    assert list(scored.scores) == pytest.approx(scores)
+    assert data.metric == "Pearson"
+    assert scored.percent == pytest.approx(100)
+    assert list(scored.scores) == pytest.approx([-1, -1, -5])
 
 
 def test_entities_are_scored_by_f1_and_by_those_missing_or_wrong(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import Logits, Prepared, QuestionAnswering, TaskSetup
-from albert_serve.tasks.question_answering.spans import align, find_spans
+from albert_serve.tasks.question_answering.spans import align
 from albert_serve.tasks.question_answering.task import merge_windows
 from albert_serve.tasks.windows import make_windows
 from tests.albert_serve.support import Answerer
@@ -243,22 +243,6 @@ def test_an_answer_far_into_a_long_context_is_found(task: QuestionAnswering) -> 
     assert isinstance(result, Answer)
     assert (result.answer, result.start) == ("€", context.index("€"))
     assert result.score > 0.9
-
-
-def test_a_long_document_is_searched_in_parts() -> None:
-    """Two tokens share each pair of characters, also at the bounds of the parts."""
-    num_tokens, longest = 3001, 400
-    offsets = [(number // 2, number // 2 + 1) for number in range(num_tokens)]
-    logits: Logits = np.random.default_rng(0).normal(size=(1 + num_tokens, 2)).astype(np.float32)
-    first, last = np.triu_indices(num_tokens)
-    first, last = (index[last - first < longest] for index in (first, last))
-    assert len(first) > 1 << 20
-    ranges = first // 2 * num_tokens + last // 2
-    weights = np.bincount(ranges, np.exp(logits[1 + first, 0] + logits[1 + last, 1], dtype=float))
-    best = np.argsort(-weights)[:30]
-    spans = find_spans(logits, offsets, max_answer_len=longest, top_k=30).best
-    assert [span.start * num_tokens + span.end - 1 for span in spans] == best.tolist()
-    np.testing.assert_allclose([span.logit for span in spans], np.log(weights[best]))
 
 
 @pytest.mark.parametrize(

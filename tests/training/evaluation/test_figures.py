@@ -14,7 +14,6 @@ from scipy.special import softmax
 from sklearn.metrics import confusion_matrix, log_loss
 from torch import Tensor
 
-from albert_serve.bundle.manifest import ProblemType
 from training.errors import EvaluationError, TrainingError
 from training.evaluation import classifiers
 from training.evaluation.classifiers import HeldOutTexts, classifier_data
@@ -37,29 +36,15 @@ from training.tasks.question_answering.metrics import (
 NAMES = ["bad", "$fair_$", "good|fine"]
 
 
-def classified(
-    problem: ProblemType = "single_label_classification", names: list[str] | None = None
-) -> TextPredictions:
-    """Random answers to two hundred texts."""
-    rng = np.random.default_rng(0)
-    names = names or NAMES
-    labels: list[Any] = rng.integers(len(names), size=200).tolist()
-    logits = rng.normal(size=(200, len(names))).astype(np.float32)
-    if problem == "multi_label_classification":
-        labels = [tuple(row) for row in rng.integers(2, size=logits.shape).astype(float).tolist()]
-    elif problem == "regression":
-        labels = rng.normal(size=200).tolist()
-    texts = [
-        LabelledText(
-            text=f"<b>text {n}</b>", pair=None, label=label, location=f"/a/b.csv, line {n}"
-        )
-        for n, label in enumerate(labels)
-    ]
-    return TextPredictions(texts=texts, names=names, problem=problem, logits=logits)
-
-
 def test_figures_of_labels_are_those_of_scikit_learn() -> None:
-    answers = classified()
+    rng = np.random.default_rng(0)
+    labels = rng.integers(3, size=200).tolist()
+    answers = TextPredictions(
+        texts=[LabelledText(text="a", pair=None, label=label) for label in labels],
+        names=NAMES,
+        problem="single_label_classification",
+        logits=rng.normal(size=(200, 3)).astype(np.float32),
+    )
     figures = answers.figures()
     assert figures["text_classification_loss"] == pytest.approx(
         log_loss(answers.targets, softmax(answers.logits.astype(np.float64), axis=-1)), rel=1e-5
@@ -143,11 +128,14 @@ def test_predictions_of_glue(task: str, expected: list[str], tmp_path: Path) -> 
 
 
 def test_predictions_of_own_files_are_names(tmp_path: Path) -> None:
-    answers = classified("multi_label_classification")
+    answers = TextPredictions(
+        texts=[LabelledText(text="a", pair=None, label=(1.0, 0.0, 0.0))],
+        names=["bad", "fair", "good"],
+        problem="multi_label_classification",
+        logits=np.array([[0.5, -0.5, 2]], np.float32),
+    )
     write_glue({"data": answers}, tmp_path / "a.tsv", None)
-    first = (tmp_path / "a.tsv").read_text().splitlines()[1]
-    has = (name for name, logit in zip(NAMES, answers.logits[0], strict=True) if logit > 0)
-    assert first == f"0\t{','.join(has)}"
+    assert (tmp_path / "a.tsv").read_text() == "index\tprediction\n0\tbad,good\n"
 
 
 def drawn(*, several: bool) -> tuple[Tensor, Tensor]:
