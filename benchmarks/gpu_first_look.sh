@@ -38,7 +38,7 @@ print('onnxruntime', onnxruntime.__version__, onnxruntime.get_available_provider
 print(torch.cuda.get_device_properties(0) if torch.cuda.is_available() else 'no GPU')"
 
 if [ "$device" = cuda ]; then
-    tests tests-runtime 90 -m "gpu and not slow" tests/albert_serve/runtime tests/export/test_encoder.py
+    tests tests-runtime 90 -m "gpu and not slow" tests/albert_serve/runtime
     tests tests-training 130 -m "gpu and not slow" tests/training/loop
     training=(--shapes base --length 512 --rounds 2 --turn 6s)
     engine=(--shapes 1x32 8x128 32x512 --num-texts 512 --rounds 2)
