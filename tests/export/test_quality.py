@@ -187,12 +187,14 @@ def test_scores_of_a_regression_are_measured_by_pearsons_correlation(
     source: Source, tmp_path: Path
 ) -> None:
     file = tmp_path / "dev.csv"
-    file.write_text("text,label\nfirst,1\nsecond,2\nthird,4\n")
+    file.write_text("text,label\na,1\na a,2\na a a,4\n")
     entry = HeadEntry(graph="a.onnx", num_outputs=1, labels=["score"], problem_type="regression")
     config = replace(DEFAULTS, text_classification=(file,))
     data = read_labelled_data(config, replace(source, heads={TEXTS: entry}))[TEXTS]
-    outputs = iter(np.array([[[0]], [[3]], [[9]]], np.float32))
-    scored = data.measure(FixedLogits(lambda _: next(outputs)))
+    by_length = {3: 0.0, 4: 3.0, 5: 9.0}  # [CLS], the words and [SEP]
+    scored = data.measure(
+        FixedLogits(lambda item: np.array([[by_length[len(item.ids)]]], np.float32))
+    )
     assert data.metric == "Pearson"
     assert scored.percent == pytest.approx(100)
     assert list(scored.scores) == pytest.approx([-1, -1, -5])
