@@ -96,18 +96,6 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def classifier(pretrained: Path, labelled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint with a classifier of these texts' labels, which a run goes on from."""
-    folder = tmp_path_factory.mktemp("classifier") / "run"
-    options = ["--initialize-from", str(pretrained / "checkpoint"), "--length", "64"]
-    options += ["--text-classification", str(labelled), "--device", "cpu", "--lr", "1e-6"]
-    options += ["--adamw-lr", "1e-6", "--steps", "1"]
-    options += ["--labels", "negative", "positive"]  # of numbers alone, a new one would begin
-    assert finetune.main([*options, "--output", str(folder)]) == 0
-    return folder / "checkpoint"
-
-
-@pytest.fixture(scope="session")
 def start(pretrained: Path) -> list[str]:
     """A run of six steps of finetuning; its data is left to be named.
 

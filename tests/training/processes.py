@@ -7,7 +7,6 @@ What is to happen to one is a function of this module, which the process calls b
 from __future__ import annotations
 
 import faulthandler
-import math
 import multiprocessing
 import os
 import resource
@@ -16,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -124,12 +123,11 @@ def run_world(
     *more: str,
     num_processes: int = 2,
     fates: Mapping[int, Fate] | None = None,
-    folders: Mapping[int, Path] | None = None,
     program: str = "training.commands.pretrain",
 ) -> list[Ended]:
     """The same command in several processes that train together, as torchrun begins them.
 
-    Fates and other folders are by rank.
+    Fates are by rank.
     """
     world = {
         "TORCHELASTIC_RUN_ID": "test",
@@ -140,7 +138,7 @@ def run_world(
     started = [
         start(
             options,
-            (folders or {}).get(rank, folder),
+            folder,
             *more,
             fate=(fates or {}).get(rank),
             program=program,
@@ -221,22 +219,6 @@ def before_step(number: int, happens: Fate) -> None:
     patch.object(Run, "step", step).start()
 
 
-def spoil(attempts: Container[int]) -> None:
-    """The model computes nothing finite in these attempts at a step, counted from 1."""
-    original, numbers = Run.step, count(1)
-
-    def step(run: Run, done: float) -> StepResult:
-        if next(numbers) not in attempts:
-            return original(run, done)
-        hook = run.model.albert.register_forward_hook(lambda *call: call[-1] * math.inf)
-        try:
-            return original(run, done)
-        finally:
-            hook.remove()
-
-    patch.object(Run, "step", step).start()
-
-
 def prepare_parts(num_bytes: int) -> None:
     """A corpus is prepared in parts of so many bytes."""
     (prepare.__kwdefaults__ or {})["part_bytes"] = num_bytes
@@ -291,16 +273,6 @@ def write_no_file_over(num_bytes: int) -> None:
     """As on a disk that is full: a larger file cannot be written whole."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
-
-
-def sleep() -> None:
-    time.sleep(_TIMEOUT_S)
-
-
-def kill_workers() -> None:
-    for worker in multiprocessing.active_children():
-        worker.kill()
-        worker.join()
 
 
 def lead_a_group() -> None:

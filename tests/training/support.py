@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -26,7 +22,6 @@ from training.commands import evaluate
 from training.data.labelled.columns import COMMON_COLUMNS, Columns
 from training.data.shards import Shard, Shards
 from training.loop.checkpointing import load_state, step_of
-from training.loop.step import Run, StepResult
 from training.model.albert import ModelInputs, Packing
 from training.model.checkpoint import read_weights
 from training.model.heads import AlbertForTasks, Task
@@ -325,17 +320,6 @@ def file_contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-@contextmanager
-def limited_file_size(num_bytes: int) -> Iterator[None]:
-    """Let no file grow beyond this, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def checkpoint_state(folder: Path) -> dict[str, Any]:
     """The training state in the newest checkpoint of a run."""
     return load_state(folder / "checkpoint")
@@ -373,18 +357,6 @@ def equal(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(equal, one, other))
     return bool(one == other)
-
-
-def stop_at(patch: pytest.MonkeyPatch, num_steps: int, number: signal.Signals) -> None:
-    """Send this process the signal during its step of that number."""
-    original = Run.step
-
-    def step(run: Run, done: float) -> StepResult:
-        if run.progress.step + 1 == num_steps:
-            os.kill(os.getpid(), number)
-        return original(run, done)
-
-    patch.setattr(Run, "step", step)
 
 
 def pretend_bf16(patch: pytest.MonkeyPatch, has_bf16: bool) -> None:

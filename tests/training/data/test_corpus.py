@@ -6,7 +6,6 @@ import bz2
 import gzip
 import json
 import lzma
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -103,18 +102,10 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"text": {"}', "line 301 is not JSON"),
-        ("a.jsonl", '{"text": 5}', 'line 301: "text" is 5, not a string'),
-        (
-            "a.jsonl",
-            r'{"text": "half \ud83d of it"}',
-            "line 301: The text is not UTF-8, or has half",
-        ),
         ("a.txt", b"\xff", "a.txt, line 301 is not UTF-8"),
         ("a.bin", b"\0\1", "a.bin is not text: it contains bytes of value 0"),
         ("a.txt", "a" * (1 << 24) + "b", "a.txt, line 301 has more than 16777216 bytes"),
         ("wiki", '<doc id="1" title="A">\nOne.\n</doc>\n\nTwo.', "wiki: 'Two.' is not inside <doc"),
-        ("wiki", '<doc id="1" title="A">\nOne.\n', "wiki is incomplete"),
-        ("a.parquet", {"id": [1]}, 'parquet: There is no column "text", but no column of .*: id'),
         ("a.parquet", {"a": ["a"], "b": ["b"]}, r"several columns of texts \(a, b\)\. Set --text"),
         ("a.parquet", {"text": ["a", None]}, 'a.parquet, row 2: "text" is None, not a string'),
     ],
@@ -163,13 +154,6 @@ def test_formats_are_detected(tmp_path: Path, name: str, content: bytes) -> None
     assert len(texts) == (3 if name == "a.txt" else 2)
 
 
-@pytest.mark.parametrize("text", ["One,two\nthree,four", "text,: 5\nthree,four"])
-def test_only_names_of_columns_with_a_usual_one_make_text_a_table(
-    tmp_path: Path, text: str
-) -> None:
-    assert read(write(tmp_path / "a.txt", text)) == [text]
-
-
 def test_the_column_of_the_texts_is_the_only_one_or_the_one_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,27 +173,6 @@ def test_the_column_of_the_texts_is_the_only_one_or_the_one_named(
             list(read_documents([file], "story"))
 
 
-def test_a_long_document_is_cut_at_line_ends(tmp_path: Path) -> None:
-    limit = 1 << 22
-    lines = [f"{number} {'word ' * 100_000}".strip() for number in range(12)] + [
-        "x" * (4 * limit - 1)
-    ]  # as long as a line may be
-    text = "\n".join(lines)
-    *documents, last = read(write(tmp_path / "a.txt", f"{text}\n\nlast"))
-    assert last == "last"
-    assert max(map(len, documents)) <= limit
-    assert "".join("".join(documents).split()) == "".join(text.split())
-    pieces = [line for document in documents for line in document.split("\n") if line]
-    assert pieces[:12] == lines[:12]
-    half = "x" * (limit // 2 - 1)
-    halves = f"{half}\n{half}"
-    assert read(write(tmp_path / "a.txt", f"{halves}\nc\nd")) == [halves, "c\nd"]
-    for size in (limit, limit + 1):
-        text = "a\n" + "b" * (size - 2)
-        file = write(tmp_path / "a.jsonl", json.dumps({"text": text}))
-        assert read(file) == ([text] if size == limit else text.split())
-
-
 def test_folders_are_searched_in_order_without_hidden_files(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "sub/c.txt", ".hidden", ".git/d.txt"):
         write(tmp_path / name, "text")
@@ -218,18 +181,6 @@ def test_folders_are_searched_in_order_without_hidden_files(tmp_path: Path) -> N
     assert find_files([tmp_path / "b.txt", tmp_path]) == [files[1], files[0], files[2]]
     write_dataset(tmp_path / "saved" / "train", pyarrow.table({"text": DOCUMENTS}))
     assert read(*find_files([tmp_path / "saved"])) == DOCUMENTS
-
-
-def test_a_path_without_files_is_rejected(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "empty").mkdir()
-    for name, message in (
-        ("nowhere", "nowhere does not exist"),
-        ("empty", "There is no file in .*/empty"),
-        ("pipe", "pipe is neither a file nor a folder"),
-    ):
-        with pytest.raises(CorpusError, match=message):
-            find_files([tmp_path / name])
 
 
 def test_sentences_end_with_their_paragraph() -> None:

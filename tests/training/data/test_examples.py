@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from tests.training.support import corpora, make_part, make_shards
 from training.data.collate import Slicing
-from training.data.examples import (
-    IGNORED,
-    Examples,
-    ExampleSettings,
-    SentenceTask,
-    build_examples,
-)
+from training.data.examples import IGNORED, Examples, ExampleSettings, SentenceTask, build_examples
 from training.data.packing import Plan
 from training.data.shards import Shards
 from training.data.streams import PackedStream
@@ -40,11 +34,6 @@ def rows(examples: Examples) -> Iterator[tuple[Row, int]]:
     """Bounds and label of each."""
     for bounds, label in zip(examples.bounds.tolist(), examples.labels.tolist(), strict=True):
         yield tuple(bounds), label
-
-
-def in_corpus_order(examples: Examples) -> list[Row]:
-    """The bounds with the pairs of label 1 swapped back."""
-    return [(c, d, a, b) if label == 1 else (a, b, c, d) for (a, b, c, d), label in rows(examples)]
 
 
 def truncated(first: int, second: int, room: int) -> tuple[int, int]:
@@ -114,88 +103,6 @@ def test_segments_are_cut_from_the_original_s_chunks(
     assert next(example_rows, None) is None
 
 
-@settings(deadline=None, max_examples=80)
-@given(corpora, st.integers(8, 70), st.integers(0, 2**40))
-def test_the_segment_that_a_random_one_displaced_begins_the_next_chunk(
-    documents: list[list[int]], length: int, seed: int
-) -> None:
-    """From the corpus alone it is not told where a truncated one ended: all places are kept."""
-    room = length - 3
-    all_bounds = document_bounds(documents)
-    examples = list(rows(build(documents, "nsp", length, seed=seed)))
-    begins = [bounds[0] for bounds in all_bounds] + [all_bounds[-1][-1]]
-    for bounds, begin, end in zip(all_bounds, begins, begins[1:], strict=False):
-        places = {0}
-        for (a, b, c, d), label in examples:
-            if begin <= a < end:
-                places = {
-                    goal
-                    for place in places
-                    for goal in next_places(bounds, place, (a, b, c, d), label, room)
-                }
-                assert places
-                if label == 1:
-                    assert d <= begin or end <= c
-                else:
-                    assert b <= c <= d <= end
-        assert len(bounds) - 1 in places
-    if len(documents) == 1:
-        assert {label for _, label in examples} == {IGNORED}
-    else:
-        assert {label for _, label in examples} <= {0, 1}
-
-
-def next_places(
-    bounds: Sequence[int], first: int, row: Row, label: int, room: int
-) -> Iterator[int]:
-    """The sentences that the next chunk may begin with after this example."""
-    if first == len(bounds) - 1:
-        return
-    a, b, c, d = row
-    last = chunk_end(bounds, first, room)
-    begin, end = bounds[first], bounds[last]
-    if label == IGNORED and lies_within((a, b), begin, end, min(room, end - begin)):
-        yield last
-    for cut in range(first + 1, last):
-        sizes = truncated(bounds[cut] - begin, end - bounds[cut], room)
-        if (
-            label == 0
-            and lies_within((a, b), begin, bounds[cut], sizes[0])
-            and lies_within((c, d), bounds[cut], end, sizes[1])
-        ):
-            yield last
-    for cut in range(first + 1, max(last, first + 2)):
-        is_whole = b - a == bounds[cut] - begin or b - a + d - c == room
-        if label == 1 and begin <= a < b <= bounds[cut] and is_whole:
-            yield cut
-
-
-def test_truncation_takes_from_both_ends_of_the_longer_segment() -> None:
-    """A document of a long and a short sentence: the short one stays whole."""
-    fronts = []
-    for seed in range(40):
-        begin, end, next_begin, next_end = in_corpus_order(
-            build([[10, 990]], "sop", 103, seed=seed)
-        )[0]
-        assert (begin, end) == (0, 10)
-        assert next_end - next_begin == 90
-        fronts.append(next_begin - 10)
-    assert abs(np.mean(fronts) - 450) < 15
-
-
-def test_short_targets_are_drawn_for_a_tenth_of_the_documents() -> None:
-    num_documents = 4000
-    part = make_part([[10] * 10] * num_documents)
-    full = build_examples(part, ExampleSettings(length=103, short_rate=0.0), seed=0, epoch=0)
-    some = build_examples(part, ExampleSettings(length=103), seed=0, epoch=0)
-    assert len(full) == num_documents
-    starts = np.array(in_corpus_order(some))[:, 0] // 100
-    num_short = (np.bincount(starts) > 1).sum()
-    # A target over 90 tokens still takes the whole document.
-    assert abs(num_short / num_documents - 0.1 * 89 / 99) < 0.02
-    assert abs(some.labels[some.labels != IGNORED].mean() - 0.5) < 0.03
-
-
 @pytest.mark.parametrize("task", ["sop", "nsp", "none"])
 def test_an_epoch_of_a_part_is_the_same_each_time_and_unlike_others(task: SentenceTask) -> None:
     part = make_part([[5, 9, 3, 7, 12] * 4] * 20)
@@ -253,18 +160,6 @@ def test_both_segments_are_whole_neighbouring_sentences_of_a_document(
         assert min(cut - first, last - cut) >= least
         assert np.searchsorted(begins, a, "right") == np.searchsorted(begins, d, "left")
     assert (examples.bounds[1:, 0] >= examples.bounds[:-1, 3]).all()
-
-
-def test_sentences_that_no_pair_has_room_for_are_skipped() -> None:
-    """Single sentences are of like lengths: 8 tokens or more, the longer at most a fifth more."""
-    part = make_part([[5, 5, 90, 15, 15], [90, 5]])
-    chosen = ExampleSettings(length=33, sentence_task="pairs", short_rate=0.0)
-    examples = build_examples(part, chosen, seed=0, epoch=0)
-    assert examples.bounds.tolist() == [[0, 5, 5, 10], [100, 115, 115, 130]]
-    part = make_part([[7, 7, 20, 24, 10, 13, 12], [8, 9], [60, 60]])
-    chosen = ExampleSettings(length=103, sentence_task="pairs", single_sentences=True)
-    examples = build_examples(part, chosen, seed=0, epoch=0)
-    assert examples.bounds.tolist() == [[14, 34, 34, 58], [68, 81, 81, 93], [93, 101, 101, 110]]
 
 
 def test_a_batch_has_each_pair_in_both_orders_and_no_mask(shards: Shards) -> None:

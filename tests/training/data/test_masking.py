@@ -160,16 +160,13 @@ def test_special_tokens_can_have_any_ids() -> None:
 @pytest.mark.parametrize(
     ("piece", "others", "starts"),
     [
-        *((piece, ["▁"], True) for piece in ("▁", "▁the", "<x", ".", "€", "é", "5", "a1", "の")),
-        *((piece, ["▁"], False) for piece in ("ing", "n't", "--", "a-")),
+        *((piece, ["▁"], True) for piece in ("▁the", ".", "é", "a1", "の")),
+        *((piece, ["▁"], False) for piece in ("ing", "--", "a-")),
         ("ü", ["▁", "für"], False),
-        ("습니다", ["▁", "오늘"], False),
         ("ी", ["▁", "मेरी"], False),
         ("天气", ["▁", "今天"], True),
-        ("ครับ", ["▁", "ไทย"], True),
         ("##ing", ["play"], False),
         ("play", ["##ing"], True),
-        ("天", ["##ing"], True),
     ],
 )
 def test_words_begin_by_the_original_s_rule(piece: str, others: list[str], starts: bool) -> None:

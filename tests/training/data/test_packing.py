@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import TINY, corpora, make_part, make_shards
+from tests.training.support import corpora, make_part, make_shards
 from training.data import packing
 from training.data.batch import PretrainBatch
 from training.data.collate import Collator, Slicing, load_steps
 from training.data.examples import IGNORED, Example, ExampleSettings, SentenceTask, build_examples
 from training.data.masking import NgramMasking, word_starts
-from training.data.packing import MAX_IN_ROW, Plan, Position, best_row_length, pack
+from training.data.packing import MAX_IN_ROW, Plan, Position
 from training.data.shards import Shards
 from training.errors import TrainingError
 from training.model.albert import Packing
@@ -57,36 +57,6 @@ def all_examples(plan: Plan, epoch: int) -> list[Example]:
             zip(built.bounds.tolist(), built.labels, strict=True)
         )
     ]
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.integers(8, 64), st.data())
-def test_no_row_is_too_full(length: int, data: st.DataObject) -> None:
-    sizes = np.array(data.draw(st.lists(st.integers(3, length), min_size=1, max_size=120)))
-    row_of = pack(sizes, length)
-    assert row_of.shape == sizes.shape
-    used = np.bincount(row_of, sizes)
-    assert (used > 0).all()  # no row is left out
-    assert used.max() <= length
-    num_sequences = np.bincount(row_of) + (used < length)
-    assert num_sequences.max() <= MAX_IN_ROW
-    # Two half-empty rows would be one, but for those of as many sequences as a row may have.
-    is_open = np.bincount(row_of) < MAX_IN_ROW - 1
-    assert (is_open & (used <= length / 2)).sum() <= 1
-
-
-def test_short_examples_fill_a_row_up_to_its_limit_of_sequences() -> None:
-    row_of = pack(np.full(45, 3), 64)
-    assert np.bincount(row_of).tolist() == [15, 15, 15]  # and padding, which is the 16th
-    assert sorted(pack(np.full(5000, 40), 64)) == list(range(5000))  # more than are packed together
-
-
-def test_rows_have_the_length_that_costs_least() -> None:
-    """Shorter rows with as many tokens have fewer pairs to attend to."""
-    config = replace(TINY, max_positions=256)
-    for size, longest, expected in ((40, 40, 128), (60, 60, 64), (40, 129, 192), (64, 64, 64)):
-        length = best_row_length([np.full(12, size)], longest=longest, config=config)
-        assert length == expected
 
 
 @settings(deadline=None, max_examples=25)
@@ -125,21 +95,6 @@ def test_steps_go_on_from_any_position(
         one_by_one = plan.steps(1, Position())
         rows = [next(one_by_one).rows[0] for _ in range(8 * num_rows)]
     assert [row for step in whole for row in step.rows] == rows
-
-
-def test_windows_have_parts_up_to_their_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    for window_tokens, num_windows in ((60, 2), (59, 4), (119, 2), (120, 1)):
-        monkeypatch.setattr(packing, "_WINDOW_TOKENS", window_tokens)
-        steps = make_plan([[[20, 10]]] * 4).steps(1, Position())
-        first_epoch = [step.next for step in islice(steps, 8) if not step.next.epoch]
-        assert {position.window for position in first_epoch} == set(range(num_windows))
-
-
-def test_a_corpus_without_an_example_is_rejected() -> None:
-    for shards in (make_shards(), make_shards(*[make_part([])] * 2)):
-        plan = Plan(shards=shards, settings=ExampleSettings(length=32), seed=0)
-        with pytest.raises(TrainingError, match="The corpus contains no example"):
-            next(plan.steps(4, Position()))
 
 
 VOCAB_SIZE = 800

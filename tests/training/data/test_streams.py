@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import TINY, make_part, make_shards, our_model
-from training.data.batch import MicroBatch, TokenisedExample, pad
+from training.data.batch import TokenisedExample
 from training.data.collate import Collator, Slicing
 from training.data.corpus import CorpusError
 from training.data.examples import ExampleSettings
@@ -31,28 +31,20 @@ from training.data.streams import (
     shuffled_batches,
 )
 from training.errors import TrainingError
-from training.losses import LossFunction, LossSums, Objective
+from training.losses import LossFunction, Objective
 from training.model.heads import AlbertForTasks
 from training.tasks.classification.files import LabelledText, labelled_examples
 from training.tasks.classification.loss import classification_loss
 from training.tasks.pretraining.loss import pretrain_loss
-from training.tasks.question_answering.loss import span_loss
 
 CPU = torch.device("cpu")
 LOSSES: dict[str, LossFunction] = {
     "pretraining": pretrain_loss,
     "text-classification": classification_loss,
-    "question-answering": span_loss,
 }
 EXAMPLES = [
     TokenisedExample(ids=[2, *range(5, 5 + size), 3], types=[0] * (size + 2), target=size % 3)
     for size in range(1, 13)
-]
-SPANS = [
-    TokenisedExample(
-        ids=[2, 7, 3, *range(9, 9 + size), 3], types=[0] * 3 + [1] * (size + 1), target=(s, e)
-    )
-    for size, s, e in ((4, 3, 5), (9, 0, 0), (2, 4, 4))
 ]
 
 
@@ -123,28 +115,6 @@ def text_stream(
     return example_stream(
         "text-classification", EXAMPLES, TINY, batch_size=5, seed=seed, division=division
     )
-
-
-def test_spans_are_scored_over_real_positions_alone() -> None:
-    model = our_model(TINY, ("question-answering",))
-
-    def pass_of(*spans: TokenisedExample) -> tuple[MicroBatch, LossSums]:
-        """The one pass of a step on these spans, and its loss."""
-        options: dict[str, Any] = {"batch_size": len(spans), "seed": 0}
-        (batch,) = example_stream("question-answering", spans, TINY, **options).step()
-        return batch, Objective(model, CPU, LOSSES)(batch)["question-answering"]
-
-    batch, got = pass_of(*SPANS)
-    alone = [pass_of(span)[1] for span in SPANS]
-    assert got.count == batch.counts["question-answering"] == 3
-    assert batch.num_tokens == sum(len(span.ids) for span in SPANS)
-    assert got.loss.item() == pytest.approx(sum(part.loss.item() for part in alone), rel=1e-4)
-    assert got.right.item() == sum(part.right.item() for part in alone)
-    with torch.no_grad():
-        hidden = model(pad([(SPANS[0].ids, SPANS[0].types)]))
-        logits = model.logits("question-answering", hidden[0]).log_softmax(0)
-    loss = -(logits[3, 0] + logits[5, 1]).item() / 2
-    assert alone[0].loss.item() == pytest.approx(loss, rel=1e-4)
 
 
 def test_long_texts_are_truncated_and_counted(tokenizer: AlbertTokenizer) -> None:

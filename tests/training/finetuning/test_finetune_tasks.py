@@ -1,35 +1,25 @@
-"""Tasks of GLUE, RACE and the user are trained, validated and evaluated, and served."""
+"""Tasks of GLUE, RACE and the user, and entities are trained, validated and evaluated."""
 
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import pytest
-from scipy import stats
+import transformers
 
-from albert_serve.bundle.manifest import Bundle
-from albert_serve.client import AlbertClient
-from export.__main__ import main as export
-from tests.training.support import (
-    RACE,
-    best_step,
-    checkpoint_state,
-    evaluated,
-    run_command,
-    same_weights,
-    stop_at,
-    validations,
-)
+from albert_serve.tasks.token_classification.entities import OUTSIDE, Span, find_spans
+from tests.training.support import RACE, best_step, evaluated, run_command, validations
 from training.commands import evaluate
 from training.commands.finetune import main
 from training.model.checkpoint import read_config
 from training.model.heads import Task
+from training.tasks.token_classification.metrics import entity_metrics
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
@@ -38,111 +28,45 @@ TASK: Final[Task] = "text-classification"
 PAIRS = ("the game was good", "a city was great", "his music died", "her work was lost")
 
 
-def write(folder: Path, rows_of: Mapping[str, Sequence[str]]) -> Path:
-    folder.mkdir()
-    for name, rows in rows_of.items():
-        (folder / name).write_text("\n".join([*rows, ""]), encoding="utf-8")
-    return folder
-
-
-@pytest.fixture
-def cola(tmp_path: Path) -> Path:
-    """Sentences in order, and in reverse."""
+def test_the_best_checkpoint_has_the_figures_of_its_validation(
+    start: list[str], tmp_path: Path
+) -> None:
+    """By the official metric, which `albert-serve evaluate` computes on whole, padded texts."""
+    data, folder = tmp_path / "cola", tmp_path / "run"
     rows = [f"x\t1\t\t{text}" for text in PAIRS]
     rows += [f"x\t0\t*\t{' '.join(reversed(text.split()))}" for text in PAIRS]
-    return write(tmp_path / "cola", {"train.tsv": rows, "dev.tsv": rows})
-
-
-@pytest.fixture
-def stsb(tmp_path: Path) -> Path:
-    """Pairs of the same sentence, of others, and of one that is named twice."""
-    rows = [f"g\tf\t12\t1\t5.000\t{text}\t{text}" for text in PAIRS]
-    rows += [f"g\tf\t12\t1\t{n}.5\t{PAIRS[n]}\t{PAIRS[n - 1]}\ta\tb" for n in range(4)]
-    return write(tmp_path / "stsb", {"sts-train.tsv": rows, "sts-dev.tsv": rows})
-
-
-@pytest.mark.parametrize(
-    ("task", "figure", "labels"),
-    [
-        ("cola", "matthews_correlation", ["unacceptable", "acceptable"]),
-        ("stsb", "combined_score", ["score"]),
-    ],
-)
-def test_the_best_checkpoint_has_the_figures_of_its_validation(
-    start: list[str],
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    task: str,
-    figure: str,
-    labels: list[str],
-) -> None:
-    """By the official metrics, which `albert-serve evaluate` computes on whole, padded texts."""
-    data: Path = request.getfixturevalue(task)
-    folder, options = tmp_path / "run", ["--task", task, "--data", str(data)]
+    data.mkdir()
+    for name in ("train.tsv", "dev.tsv"):
+        (data / name).write_text("\n".join([*rows, ""]))
+    options = ["--task", "cola", "--data", str(data)]
     assert run([*start, "--keep", "1", *options], folder) == 0
-    measured = validations(folder, TASK, figure)
+    measured = validations(folder, TASK, "matthews_correlation")
     assert list(measured) == [0, 2, 4, 6]
     best = best_step(folder)
-    assert measured[best] == max(measured.values())
-    assert best == min(step for step, value in measured.items() if value == measured[best])
-    figures = evaluated(folder / "best", *options)
-    name = f"text_classification_{figure}"
-    assert figures[name] == pytest.approx(measured[best], abs=1e-3)
+    assert best == min(step for step in measured if measured[step] == max(measured.values()))
+    (data / "test.tsv").write_text("index\tsentence\n0\tthe game was good\n1\t\n2\tgood\n")
+    predicted = data / "CoLA.tsv"
+    figures = evaluated(folder / "best", *options, "--predictions", str(predicted))
+    matthews = figures["text_classification_matthews_correlation"]
+    assert matthews == pytest.approx(measured[best], abs=1e-3)
     loss = validations(folder, TASK, "loss")[best]
     assert figures["text_classification_loss"] == pytest.approx(loss, rel=1e-3)
     config = read_config(folder / "best")
-    assert list(config["id2label"].values()) == labels
-    problem = "regression" if task == "stsb" else "single_label_classification"
-    assert config["problem_type"] == problem
-    if task == "cola":  # predictions are of the test file, also of an empty text
-        (data / "test.tsv").write_text("index\tsentence\n0\tthe game was good\n1\t\n2\tgood\n")
-        evaluated(folder / "best", *options, "--predictions", str(data / "CoLA.tsv"))
-        header, *lines = (data / "CoLA.tsv").read_text().splitlines()
-        assert header == "index\tprediction"
-        assert [line.split("\t")[0] for line in lines] == ["0", "1", "2"]
-        assert {line.split("\t")[1] for line in lines} <= {"0", "1"}
-
-
-def test_a_run_that_is_stopped_in_validation_goes_on_as_one_that_was_not(
-    start: list[str], cola: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The validation that the signal interrupted counts: for the best, and for patience."""
-    options = [*start, "--task", "cola", "--data", str(cola), "--dropout", "0.1"]
-    options += ["--steps", "10", "--patience", "3", "--metric", "loss", "--keep", "1"]
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert run(options, whole) == 0
-    for step in (2, 5):
-        with monkeypatch.context() as patch:
-            stop_at(patch, step, signal.SIGTERM)
-            assert run(options, stopped) == 143
-    assert checkpoint_state(stopped)["step"] == 5
-    assert run(options, stopped) == 0
-    assert same_weights(stopped, whole)
-    assert best_step(stopped) == best_step(whole)
-    assert validations(stopped, TASK, "loss") == validations(whole, TASK, "loss")
-
-
-@pytest.fixture
-def race(start: list[str]) -> list[str]:
-    return [*start, "--batch-size", "6", "--task", "RACE", "--data", str(RACE)]
-
-
-losses = partial(validations, task="multiple-choice", figure="loss")
+    assert list(config["id2label"].values()) == ["unacceptable", "acceptable"]
+    # Predictions are of the test file, also of an empty text.
+    header, *lines = predicted.read_text().splitlines()
+    assert header == "index\tprediction"
+    assert [line.split("\t")[0] for line in lines] == ["0", "1", "2"]
+    assert {line.split("\t")[1] for line in lines} <= {"0", "1"}
 
 
 def test_the_best_checkpoint_of_choices_has_the_figures_of_its_validation(
-    race: list[str], start: list[str], tmp_path: Path
+    start: list[str], tmp_path: Path
 ) -> None:
-    """By accuracy, which `albert-serve evaluate` computes on padded texts, for both levels.
-
-    A folder of the task's is read by its splits, too.
-    """
+    """By accuracy, which `albert-serve evaluate` computes on padded texts."""
     folder = tmp_path / "run"
-    assert run(race, folder) == 0
-    own = [*start, "--batch-size", "6", "--multiple-choice", str(RACE)]
-    assert run(own, tmp_path / "own") == 0
-    assert same_weights(tmp_path / "own", folder)
-    assert losses(tmp_path / "own") == losses(folder)
+    options = ["--batch-size", "6", "--task", "RACE", "--data", str(RACE)]
+    assert run([*start, *options], folder) == 0
     measured = validations(folder, "multiple-choice", "accuracy")
     assert list(measured) == [2, 4, 6]
     best = best_step(folder)
@@ -150,12 +74,8 @@ def test_the_best_checkpoint_of_choices_has_the_figures_of_its_validation(
     figures = evaluated(folder / "best", "--task", "race", "--data", str(RACE))
     assert figures["multiple_choice_task"] == "RACE"
     assert figures["multiple_choice_accuracy"] == pytest.approx(measured[best])
-    loss = losses(folder)[best]
+    loss = validations(folder, "multiple-choice", "loss")[best]
     assert figures["multiple_choice_loss"] == pytest.approx(loss, rel=1e-3)
-    levels = [figures[f"multiple_choice_{level}_accuracy"] for level in ("high", "middle")]
-    assert sum(levels) / 2 == pytest.approx(measured[best])
-    counts = [figures[f"multiple_choice{end}_questions"] for end in ("", "_high", "_middle")]
-    assert counts[0] == counts[1] + counts[2] > counts[1] == counts[2]
     config = read_config(folder / "best")
     assert "AlbertForMultipleChoice" in config["architectures"]
     assert "id2label" not in config
@@ -175,7 +95,7 @@ def rows() -> Iterator[tuple[str, list[str]]]:
             yield f"the {thing} was", []
 
 
-def test_labels_and_numbers_of_files_from_training_to_the_service(
+def test_several_labels_and_numbers_are_learnt(
     start: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     """Several labels a text; a text's number is that of its glad words less its sad ones."""
@@ -207,26 +127,6 @@ def test_labels_and_numbers_of_files_from_training_to_the_service(
     loss = figures["text_classification/score_loss"]
     assert loss == pytest.approx(figures["text_classification/score_mse"])
 
-    assert export([str(folder / "best"), str(tmp_path / "bundle"), *data, *more]) == 0
-    heads = Bundle.open(tmp_path / "bundle").manifest.heads
-    labels, score = (heads[f"text-classification{end}"].quality for end in ("", "/score"))
-    assert labels is not None
-    assert score is not None
-    assert (labels.metric, labels.data, score.metric) == (
-        "subset accuracy",
-        ["dev.jsonl"],
-        "Pearson",
-    )
-    assert labels.torch == pytest.approx(100 * figures["text_classification_subset_accuracy"])
-    texts = [text for text, _ in rows()]
-    with AlbertClient.local(tmp_path / "bundle", num_threads=1) as albert:
-        answers = albert.text_classification(texts)
-        got = [answer[0].score for answer in albert.text_classification(texts, head="score")]
-    assert 100 * stats.pearsonr(got, numbers).statistic == pytest.approx(score.bundle, abs=1e-2)
-    named = [{each.label for each in answer if each.score > 0.5} for answer in answers]
-    right = [predicted == {*own} for predicted, (_, own) in zip(named, rows(), strict=True)]
-    assert 100 * sum(right) / len(right) == pytest.approx(labels.bundle)
-
 
 def test_evaluate_reads_as_much_of_a_text_as_training_did(
     start: list[str], tmp_path: Path, capsys: Capture
@@ -247,3 +147,103 @@ def test_evaluate_reads_as_much_of_a_text_as_training_did(
     assert figures["text_classification_loss"] == pytest.approx(losses[best_step(tmp_path / "run")])
     assert evaluate.main([str(tmp_path / "run/best"), *data[:2], "--no-truncation"]) == 1
     assert "texts.csv, line 3: The text has more than 16 tokens" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty-four sentences, in which a person came to a place."""
+    people, places = (
+        ("his father", "her king", "a son", "the man"),
+        ("school", "city", "river", "war"),
+    )
+    lines = []
+    for person, place, (verb, end) in product(people, places, product(("came", "was"), "12")):
+        first, second = person.split()
+        lines += [f"{first} B-PER", f"{second} I-PER", f"{verb} O", "in O", f"{place} B-LOC"]
+        lines += [f"{end} O", ""]
+    file = tmp_path_factory.mktemp("tagged") / "train.conll"
+    file.write_text("\n".join(lines))
+    return file
+
+
+@pytest.fixture
+def options(pretrained: Path, tagged: Path) -> list[str]:
+    return [
+        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
+        *("--token-classification", str(tagged), "--batch-size", "16", "--steps", "60"),
+        *("--lr", "1e-2", "--adamw-lr", "1e-2", "--validate-every", "20"),
+        *("--precision", "fp32", "--device", "cpu"),
+    ]
+
+
+def test_entities_are_learnt_and_the_best_checkpoint_has_the_best_f1(
+    options: list[str], tmp_path: Path, tagged: Path
+) -> None:
+    """Validation and evaluation measure the same; `transformers` reads the head and its labels."""
+    assert run([*options, "--validation", str(tagged)], tmp_path / "run") == 0
+    f1 = validations(tmp_path / "run", "token-classification", "f1")
+    assert list(f1) == [20, 40, 60]
+    best, folder = best_step(tmp_path / "run"), tmp_path / "run" / "best"
+    assert f1[best] == max(f1.values()) > 0.9
+    assert validations(tmp_path / "run", "token-classification", "f1/PER")[best] > 0.9
+    figures = evaluated(folder, "--token-classification", str(tagged), "--device", "cpu")
+    assert figures["token_classification_f1"] == pytest.approx(f1[best], abs=1e-4)
+    assert figures["token_classification_classes"]["LOC"]["entities"] == 64
+    theirs = transformers.AutoModelForTokenClassification.from_pretrained(folder)
+    assert list(theirs.config.id2label.values()) == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
+
+
+def test_evaluation_has_the_figures_of_seqeval_on_the_words_of_the_file(
+    options: list[str], tmp_path: Path
+) -> None:
+    """By the labels of the first pieces, as `transformers` reads words with inner punctuation."""
+    seqeval = pytest.importorskip("seqeval.metrics")
+    assert run([*options, "--steps", "12"], tmp_path / "run") == 0
+    folder, generator = tmp_path / "run" / "checkpoint", np.random.default_rng(0)
+    words = ["his", "father", "king", "U.K.", "D'Arcy", "in", "Clacton-on-Sea", "(", ")", "city."]
+    sentences = [generator.choice(words, 7).tolist() for _ in range(60)]
+    tags = [OUTSIDE, OUTSIDE, "B-PER", "I-PER", "B-LOC"]
+    right = [generator.choice(tags, 7).tolist() for _ in sentences]
+    file = tmp_path / "dev.conll"
+    rows = [
+        "\n".join(f"{word} {tag}" for word, tag in zip(sentence, its, strict=True))
+        for sentence, its in zip(sentences, right, strict=True)
+    ]
+    file.write_text("\n\n".join(rows))
+    model: Any = transformers.AutoModelForTokenClassification.from_pretrained(folder)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    predicted = []
+    for sentence in sentences:
+        encoding = tokenizer(sentence, is_split_into_words=True, return_tensors="pt")
+        best = model(**encoding).logits[0].argmax(-1).tolist()
+        of_word = encoding.word_ids()
+        firsts = [best[of_word.index(number)] for number in range(len(sentence))]
+        predicted.append([model.config.id2label[number] for number in firsts])
+    figures = evaluated(folder, "--token-classification", str(file), "--device", "cpu")
+    for name in ("precision", "recall", "f1"):
+        expected = getattr(seqeval, f"{name}_score")(right, predicted)
+        assert 0 < expected == pytest.approx(figures[f"token_classification_{name}"])
+
+
+def test_figures_are_those_of_seqeval() -> None:
+    seqeval = pytest.importorskip("seqeval.metrics")
+    tags = [OUTSIDE, "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    generator = np.random.default_rng(0)
+    right = [generator.choice(tags, 9).tolist() for _ in range(200)]
+    predicted = [
+        [tag if generator.random() < 0.8 else str(generator.choice(tags)) for tag in sequence]
+        for sequence in right
+    ]
+
+    def entities(sequence: list[str]) -> frozenset[Span]:
+        return frozenset(span for span in find_spans(sequence) if span.label != OUTSIDE)
+
+    pairs = [(entities(a), entities(b)) for a, b in zip(predicted, right, strict=True)]
+    whole, classes = entity_metrics(pairs)
+    expected = seqeval.classification_report(right, predicted, output_dict=True)
+    for name in ("precision", "recall"):
+        assert whole[name] == pytest.approx(expected["micro avg"][name])
+    assert whole["f1"] == pytest.approx(seqeval.f1_score(right, predicted))
+    for label in ("PER", "LOC"):
+        assert classes[label]["f1"] == pytest.approx(expected[label]["f1-score"])
+        assert classes[label]["entities"] == expected[label]["support"]

@@ -24,7 +24,6 @@ from export.job import ExportConfig, export
 from training.commands.finetune import FinetuneConfig, finetune
 from training.errors import RunError, TrainingError
 from training.model.checkpoint import read_config
-from training.options.flags import OptionError
 
 ROWS = [
     {"review": f"the {thing} was {word}", "mood": mood}
@@ -107,7 +106,7 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize(
     "make",
-    [_with_categories, _columns, list, pandas.DataFrame, polars.DataFrame, polars.LazyFrame, iter],
+    [_with_categories, _columns, list, pandas.DataFrame],
 )
 def test_a_table_becomes_a_file_of_its_rows_that_is_named_by_them(
     make: Callable[[Any], Any], configure: Configure
@@ -120,31 +119,10 @@ def test_a_table_becomes_a_file_of_its_rows_that_is_named_by_them(
     assert configure(str(file)).text_classification == (file,)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ([{"review": "a", "mood": 1}, {"review": "b", "mood": "x"}], "The list cannot be read"),
-        (pandas.DataFrame({"review": [], "mood": []}), "The DataFrame has no rows"),
-        (pandas.Series(["a", "b"]), "The Series cannot be read as a table"),
-        (3, r"The int cannot be read as a table .*\. Use files, a DataFrame of pandas"),
-    ],
-)
-def test_what_is_no_table_is_refused(data: Any, message: str, configure: Configure) -> None:
-    with pytest.raises(OptionError, match=f"--text-classification: {message}"):
-        configure(data)
-
-
 def test_an_error_in_a_row_names_the_frame_and_the_row(configure: Configure) -> None:
     frame = pandas.DataFrame([*ROWS, {"review": "x", "mood": "gald"}])
     with pytest.raises(TrainingError, match=r"^the DataFrame, row 31: Label .gald"):
         finetune(configure(frame, labels=["glad", "sad"]))
-
-
-def test_two_rows_are_fitted_without_validation(configure: Configure) -> None:
-    trained = finetune(configure([ROWS[0], ROWS[3]], steps=None, head_only=True))
-    assert trained.validations == []
-    assert trained.best == trained.checkpoint
-    assert trained.checkpoint.with_name("best").resolve() == trained.checkpoint.resolve()
 
 
 def test_an_interrupted_run_is_saved_and_goes_on(configure: Configure, tmp_path: Path) -> None:

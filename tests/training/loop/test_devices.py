@@ -15,12 +15,7 @@ from torch import Tensor
 
 from tests.devices import each_device
 from tests.training.loop.stub import Stub, train
-from tests.training.processes import (
-    before_step,
-    get_signals,
-    run_in_process,
-    run_world,
-)
+from tests.training.processes import before_step, get_signals, run_in_process, run_world
 from tests.training.support import TINY, checkpoint_state, pretend_bf16, read_metrics
 from training.errors import RunError
 from training.loop.distributed import World
@@ -28,12 +23,7 @@ from training.loop.progress import record_run, run_precision
 from training.loop.step import reproducible
 from training.model.albert import Embeddings
 from training.system import precision as precision_module
-from training.system.precision import (
-    cpu_is_faster_in_bf16,
-    is_ampere,
-    precision,
-    product_dtype,
-)
+from training.system.precision import cpu_is_faster_in_bf16, is_ampere, precision, product_dtype
 
 
 def test_kernels_and_precision_are_those_of_the_card() -> None:
@@ -181,8 +171,6 @@ def measured_anew() -> Iterator[None]:
     ("capabilities", "bf16_s", "dtype"),
     [
         ({"avx512_f": True, "avx512_bf16": True}, 1.9, torch.bfloat16),
-        ({"amx_bf16": True, "avx512_bf16": False}, 1.9, torch.bfloat16),
-        ({"neon": True, "bf16": True}, 1.9, torch.bfloat16),
         ({"avx512_bf16": True}, 2.0, torch.float32),
         ({"avx512_f": True, "avx512_vnni": True, "bf16": False}, None, torch.float32),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 import time
@@ -23,7 +22,6 @@ from tests.training.processes import (
     get_signals,
     run_in_process,
     run_world,
-    spoil,
     torchrun,
 )
 from tests.training.support import checkpoint_state, moved, read_metrics, same_weights
@@ -77,7 +75,7 @@ MUON = ("--optimizer", "muon", "--lr", "1e-3")
         (LAMB, 2, 3e-5),
         pytest.param((*LAMB, "--recompute"), 4, 3e-5, marks=pytest.mark.slow),
         pytest.param((*ADAMW, "--compile"), 2, 3e-5, marks=pytest.mark.slow),
-        (MUON, 2, 2e-4),
+        pytest.param(MUON, 2, 2e-4, marks=pytest.mark.extended),
         ((*LAMB, "--order-share", "0.5", "--order-sentences", "1"), 2, 3e-5),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else str(value),
@@ -129,44 +127,6 @@ def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
     assert "Resuming from step 3.\n" in ended[0].out
     assert same_weights(run, whole)
     assert [line["step"] for line in read_metrics(run)] == STEPS
-
-
-def test_a_gradient_that_is_not_finite_in_one_process_is_left_out_by_all(
-    options: list[str], tmp_path: Path
-) -> None:
-    """Four in a row end no run."""
-    fates = {1: partial(spoil, range(4, 8))}
-    ended = run_world(options, tmp_path / "run", *LAMB, fates=fates)
-    check_ended(ended)
-    assert ended[1].out == ""
-    assert [line.get("skipped", 0) for line in read_metrics(tmp_path / "run")] == [
-        *(0, 0, 0),
-        *(1, 2, 3, 4, 4),
-    ]
-
-
-def test_processes_without_a_common_folder_are_refused(
-    tiny: Path, options: list[str], tmp_path: Path
-) -> None:
-    shutil.copytree(tiny, tmp_path / "seen", symlinks=True)
-    shutil.copytree(tiny, tmp_path / "not", symlinks=True)
-    shutil.rmtree(tmp_path / "not" / "checkpoints")
-    more = ("--precision", "auto", "--dropout", "v1")  # those of the run in the folder
-    _, second = run_world(options, tmp_path / "seen", *more, folders={1: tmp_path / "not"})
-    assert second.status == 1
-    assert second.err == (
-        f"error: Process 1 cannot find {tmp_path}/not/checkpoints/step-00000008. "
-        "Choose an --output on a disk that all hosts share.\n"
-    )
-
-
-def test_rows_that_are_not_divisible_are_one_line_and_no_run(
-    options: list[str], tmp_path: Path
-) -> None:
-    message = "error: --batch-size 9 is not a multiple of the number of processes (2).\n"
-    for ended in run_world(options, tmp_path / "run", "--batch-size", "9"):
-        assert (ended.status, ended.err) == (1, message)
-    assert not (tmp_path / "run").exists()
 
 
 def stop(job: subprocess.Popen[bytes]) -> None:

@@ -1,30 +1,38 @@
-"""Our model computes what `transformers` does, and holds each shared weight once."""
+"""Our model computes what `transformers` does, on packed rows too; each shared weight is one."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from albert_serve.config import AlbertConfig, Sharing
-from albert_serve.errors import ConfigError
+from albert_serve.config import Activation, AlbertConfig, Sharing
 from tests.training.support import (
+    CONFIGS,
+    ROWS,
     TINY,
     assert_close,
     assert_close_to_scale,
     copies,
     each_class,
     each_config,
+    each_sharing,
+    gradients,
     hf_logits,
     our_logits,
     our_model,
+    packed,
     ragged,
+    weighed,
 )
 from training.model.albert import Albert, Attention, ModelInputs
 from training.model.heads import AlbertForTasks
@@ -90,66 +98,15 @@ def test_fresh_weights_are_as_the_original_s() -> None:
             assert abs(float(parameter.std()) - 0.0176) < 0.004, name
 
 
-def test_a_sequence_longer_than_the_positions() -> None:
-    batch = ModelInputs(ids=torch.ones(1, 17, dtype=torch.long), types=torch.zeros(1, 17).long())
-    with pytest.raises(ValueError, match="17 tokens, more than the model's 16 positions"):
-        our_model(TINY, ())(batch)
-
-
-@pytest.mark.parametrize(
-    ("tasks", "message"),
-    [
-        ({"chat": 2}, "'chat' is not a task. Choose one of fill-mask,"),
-        ({"fill-mask": 49}, "fill-mask has 49 outputs. It must have 50"),
-        ({"text-classification": 0}, "text-classification has 0 outputs. It must have at least 1"),
-        ({"text-classification": 2, "multiple-choice": 1}, "the same name for their weights"),
-    ],
-)
-def test_heads_that_cannot_be(tasks: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        AlbertForTasks(TINY, tasks)
-
-
-COUNTS = np.arange(50) ** 2
-CONFIG = replace(
-    TINY, embedding_size=64, hidden_size=128, num_heads=4, num_groups=2, max_positions=32
-)
-
-
-@pytest.fixture
-def model() -> AlbertForTasks:
-    torch.manual_seed(0)
-    made = AlbertForTasks(CONFIG, {"fill-mask": 50})
-    start_local(made, COUNTS)
-    return made.eval()
-
-
 @torch.no_grad()
-def test_it_predicts_the_corpus_frequencies(model: AlbertForTasks) -> None:
-    logits = model.logits("fill-mask", model(ragged((16, 16))).flatten(0, 1))
-    smoothed = torch.from_numpy((COUNTS + 1) / (COUNTS + 1).sum()).float()
-    predicted = logits.softmax(-1).mean(0)
-    entropy = -(smoothed * smoothed.log()).sum()
-    assert -(smoothed * predicted.log()).sum() < 1.1 * entropy
-
-
-@torch.no_grad()
-def test_words_and_positions_have_equal_norms_in_separate_halves(model: AlbertForTasks) -> None:
-    """Positions are sinusoids, from 2 radians a position to half a turn over all."""
-    words, positions = (
-        part.weight for part in (model.albert.embeddings.word, model.albert.embeddings.position)
-    )
-    assert positions.norm(dim=1) == pytest.approx(np.full(32, 0.4), rel=1e-5)
-    assert 0.3 < words.norm(dim=1).mean() < 0.4
-    assert not words[:, :32].any()
-    assert not positions[:, 32:].any()
-    assert positions[1, 0] == pytest.approx(0.1 * math.sin(2.0))
-    assert positions[16, 31].abs() < 1e-6
-
-
-@torch.no_grad()
-def test_each_head_looks_at_one_neighbour(model: AlbertForTasks) -> None:
+def test_each_head_of_the_local_start_looks_at_one_neighbour() -> None:
     """Head 0 one back, head 1 one ahead, head 2 two back, head 3 two ahead."""
+    torch.manual_seed(0)
+    config = replace(
+        TINY, embedding_size=64, hidden_size=128, num_heads=4, num_groups=2, max_positions=32
+    )
+    model = AlbertForTasks(config, {"fill-mask": 50}).eval()
+    start_local(model, np.arange(50) ** 2)
     batch = ragged((32, 32, 32))
     x_bsh = model.albert.embeddings(batch.ids, batch.types, None)
     for block in model.albert.encoder.attentions:
@@ -163,3 +120,116 @@ def test_each_head_looks_at_one_neighbour(model: AlbertForTasks) -> None:
         for head, expected in enumerate((-1, 1, -2, 2)):
             assert (offsets[:, head] == expected).float().mean() > 0.9
             assert 0.7 < weights_bnss[:, head, 2:-2].mean() < 0.9
+
+
+def as_double(config: AlbertConfig) -> AlbertForTasks:
+    return our_model(config, ("fill-mask",)).double()
+
+
+each_architecture = pytest.mark.parametrize(
+    "config",
+    [
+        *CONFIGS.values(),
+        *(
+            replace(CONFIGS["groups and inner"], sharing=sharing)
+            for sharing in get_args(Sharing)[1:]
+        ),
+    ],
+    ids=lambda config: f"{config.sharing}-{config.num_groups}-{config.num_inner_layers}",
+)
+
+
+@pytest.mark.process
+@each_architecture
+def test_packed_gradients_are_those_of_each_sequence_alone(config: AlbertConfig) -> None:
+    """And those of the same sequences, padded; in training, without dropout."""
+    batch, alone = packed(ROWS, 16)
+    lengths = torch.tensor([one.ids.shape[1] for _, one in alone])
+    padded = ModelInputs(
+        ids=pad_sequence([one.ids[0] for _, one in alone], batch_first=True),
+        types=pad_sequence([one.types[0] for _, one in alone], batch_first=True),
+        lengths=lengths,
+    )
+    places: list[tuple[ModelInputs, list[slice]]] = [
+        (batch, [place for place, _ in alone]),
+        (padded, [slice(16 * n, 16 * n + int(size)) for n, size in enumerate(lengths)]),
+    ]
+    results = []
+    for together, rows in places:
+        model = as_double(config).train()
+        hidden = model(together).flatten(0, 1)
+        sum(weighed(hidden[row]) for row in rows).backward()  # type: ignore[union-attr]
+        results.append(gradients(model))
+    model = as_double(config).train()
+    for _, one in alone:
+        weighed(model(one)[0]).backward()  # type: ignore[no-untyped-call]
+    for result in results:
+        assert_close_to_scale(result, gradients(model))
+
+
+def read_gradients(
+    config: AlbertConfig, read: Tensor, *, is_cut: bool = False
+) -> dict[str, Tensor]:
+    """The tokens that are read of the packed rows, and the gradients that they give."""
+    batch, _ = packed(ROWS, 16)
+    model = as_double(config).train()
+    hidden = model(batch, read) if is_cut else model(batch).flatten(0, 1)[read]
+    weighed(hidden).backward()  # type: ignore[no-untyped-call]
+    return {**gradients(model), "hidden": hidden.detach()}
+
+
+@pytest.mark.process
+@each_architecture
+def test_tokens_that_are_read_are_those_of_all(config: AlbertConfig) -> None:
+    """In any order and more than once."""
+    read = torch.tensor([70, 0, 17, 17, 31, 5, 0])
+    cut = read_gradients(config, read, is_cut=True)
+    assert_close_to_scale(read_gradients(config, read), cut)
+
+
+@pytest.mark.process
+@each_sharing
+def test_recomputation_changes_nothing_but_memory(sharing: Sharing) -> None:
+    """Dropout too falls on the same numbers again."""
+    config = replace(TINY, sharing=sharing, num_groups=2, hidden_dropout=0.1, attention_dropout=0.1)
+    found, saved = [], []
+    for recomputes in (False, True):
+        model = our_model(config, ("fill-mask",)).train()
+        model.albert.encoder.recomputes = recomputes
+        torch.manual_seed(0)
+        with counted_memory() as sizes:
+            loss = weighed(model(packed(ROWS, 16)[0]).flatten(0, 1))
+        loss.backward()  # type: ignore[no-untyped-call]
+        found.append({**gradients(model), "loss": loss.detach()})
+        saved.append(sum(sizes.values()))
+    for name, tensor in found[0].items():
+        assert torch.equal(found[1][name], tensor), name
+    assert saved[1] < saved[0] / 3
+
+
+@contextmanager
+def counted_memory() -> Iterator[dict[int, int]]:
+    """The bytes of each tensor that is kept for the backward pass, weights included."""
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield sizes
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_what_is_written_otherwise_for_a_compiler_is_the_same(activation: Activation) -> None:
+    """Maps, and the activation; to the rounding of double precision, gradients too."""
+    found = []
+    for is_compiled in (False, True):
+        model = our_model(replace(TINY, activation=activation), ("fill-mask",)).double().train()
+        forward = torch.compile(model, backend="eager", fullgraph=True) if is_compiled else model
+        hidden = forward(packed(ROWS, 16)[0])
+        weighed(hidden.flatten(0, 1)).backward()  # type: ignore[no-untyped-call]
+        found.append({**gradients(model), "hidden": hidden.detach()})
+    assert_close_to_scale(found[0], found[1], limit=1e-11)
+    torch._dynamo.reset()

@@ -1,29 +1,35 @@
-"""Similarity is SciPy's correlation of cosines; recall and reciprocal ranks are as by hand."""
+"""Vectors are learnt from pairs, triplets and scores, and measured by similarity and retrieval."""
 
 from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from scipy.stats import pearsonr, rankdata
 
 from albert_serve.bundle.manifest import Bundle
-from albert_serve.bundle.sentence_vectors import SentenceVectors, write_sentence_vectors
 from albert_serve.runtime.engine import Engine
 from albert_serve.tasks import load_setups
-from tests.training.support import our_model, write
+from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import our_model, read_metrics, validations, write
+from training.commands import finetune
 from training.commands.evaluate import main
-from training.data.batch import ExampleBatch
+from training.data.batch import ExampleBatch, TokenisedExample
+from training.data.collate import collate_examples
+from training.data.corpus import CorpusError
 from training.data.streams import ExampleStream
 from training.errors import RunError
 from training.loop.distributed import World
+from training.model.checkpoint import load_checkpoint
 from training.tasks.base import TrainingSetup, TrainingTask
 from training.tasks.embeddings.files import SimilarTexts, read_similar
 from training.tasks.embeddings.loss import EmbeddingConfig, read_vectors, sentence_vectors
@@ -113,12 +119,9 @@ def test_texts_are_read_by_order_or_from_named_columns(tmp_path: Path) -> None:
     for columns, texts, score in (
         (("y", "x"), ("b", "a"), None),
         (("x", "y", "label"), ("a", "b"), 0.5),
-        (("x", "y", "score"), ("a", "b"), 1),
     ):
         [pair] = read_similar([file], columns)
         assert (pair.texts, pair.score) == (texts, score)
-    [pair] = read_similar([write(tmp_path / "d.csv", "x,y,z\na,b,c\n")], ("z", "x", "y"))
-    assert (pair.texts, pair.kind) == (("c", "a", "b"), "triplets")
 
 
 def read_task(
@@ -196,36 +199,22 @@ def test_a_step_of_each_process_is_one_micro_batch(
         read_task(setup, file, [pairs])
 
 
-@pytest.fixture
-def pairs_file(tmp_path: Path) -> Path:
-    rows = ["A run,A second run,0.9", "A run,An out,0.1", "A base,The game,0.4"]
-    return write(tmp_path / "pairs.csv", "\n".join(["sentence1,sentence2,score", *rows]))
-
-
-@pytest.mark.parametrize("form", [None, SentenceVectors(pooling="cls")])
 def test_a_checkpoints_figures_are_those_of_the_bundle_that_the_service_opens(
-    form: SentenceVectors | None,
-    checkpoint_dir: Path,
-    bundle_dir: Path,
-    pairs_file: Path,
-    tmp_path: Path,
+    checkpoint_dir: Path, bundle_dir: Path, tmp_path: Path
 ) -> None:
+    rows = ["A run,A second run,0.9", "A run,An out,0.1", "A base,The game,0.4"]
+    pairs = write(tmp_path / "pairs.csv", "\n".join(["sentence1,sentence2,score", *rows]))
     output, answers = tmp_path / "figures.json", tmp_path / "answers.csv"
     answers.write_text("query,answer\nA run,A second run\nA base,The game\n")
-    arguments = ["--similarity", str(pairs_file), "--retrieval", str(answers)]
+    arguments = ["--similarity", str(pairs), "--retrieval", str(answers)]
     bundle = Bundle.open(bundle_dir)
     texts = ["A run", "A second run", "An out", "A base", "The game"]
     setup = load_setups(bundle)["feature-extraction"]
-    folders = [checkpoint_dir, bundle_dir]
-    if form is not None:
-        setup = replace(setup, sentence_vectors=form)
-        folders = [Path(shutil.copytree(checkpoint_dir, tmp_path / "checkpoint"))]
-        write_sentence_vectors(form, folders[0], hidden_size=setup.hidden_size)
     vectors = Embedder(runner=Engine.open(bundle), setup=setup)(texts)
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)
     cosines = [vectors[a] @ vectors[b] for a, b in ((0, 1), (0, 2), (3, 4))]
     expected = pearsonr(cosines, [0.9, 0.1, 0.4]).statistic
-    for folder in folders:
+    for folder in (checkpoint_dir, bundle_dir):
         command = [str(folder), *arguments, "--output", str(output)]
         assert main(command) == 0
         figures = json.loads(output.read_text())
@@ -233,17 +222,67 @@ def test_a_checkpoints_figures_are_those_of_the_bundle_that_the_service_opens(
         assert figures["embeddings_candidates"] == 2
 
 
-def test_what_cannot_be_measured_is_an_error(
-    checkpoint_dir: Path, tmp_path: Path, capsys: Capture
+THINGS = ("The game", "A city", "His music", "Her work", "Their school")
+SAME = (("was good.", "was great."), ("was lost in the war.", "died in the war."))
+PAIRS = [(f"{thing} {one}", f"{thing} {other}") for thing in THINGS for one, other in SAME]
+TRIPLETS = [
+    (*pair, negative) for pair, (_, negative) in zip(PAIRS, PAIRS[2:] + PAIRS[:2], strict=True)
+]
+SCORED = [
+    (first, second, str(5.0 * (pair == other)))
+    for (pair, (first, _)), (other, (_, second)) in product(enumerate(PAIRS), repeat=2)
+]
+DATA: dict[str, tuple[str, Sequence[tuple[str, ...]]]] = {
+    "pairs": ("anchor\tpositive", PAIRS),
+    "triplets": ("anchor\tpositive\tnegative", TRIPLETS),
+    "scores": ("sentence1\tsentence2\tscore", SCORED),
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder with a file of each kind of texts."""
+    for name, (header, rows) in DATA.items():
+        lines = [header, *("\t".join(row) for row in rows)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(lines))
+    return tmp_path
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["triplets", "scores"])
+def test_vectors_are_learnt_from_examples(
+    name: str, data: Path, start: list[str], tmp_path: Path
 ) -> None:
-    output, header = tmp_path / "figures.json", "sentence1,sentence2,score\n"
-    for content, message in (
-        ("query,answer\na,b\n", "has pairs, not scored pairs"),
-        (f"{header},b,1\n", "Column sentence1 has no text"),
-        (f"{header}{'run ' * 3000},b,1\n", "has more than 128 tokens. Use --truncation"),
-    ):
-        file = write(tmp_path / "pairs.csv", content)
-        command = [str(checkpoint_dir), "--similarity", str(file), "--no-truncation"]
-        assert main([*command, "--output", str(output)]) == 1
-        assert message in capsys.readouterr().err
-        assert not output.exists()
+    run = tmp_path / "run"
+    options = [*start, "--embeddings", str(data / f"{name}.tsv")]
+    held_out = ["--validation", str(data / "scores.tsv"), "--validate-every", "10"]
+    size = ["--batch-size", "10", "--steps", "40", "--lr", "3e-3"]
+    assert finetune.main([*options, *held_out, *size, "--output", str(run)]) == 0
+    loss = "embeddings/loss"
+    first, *_, last = [line[loss] for line in read_metrics(run) if loss in line]
+    assert last < first
+    # The highest possible is 0.52: a tenth of the pairs have the one score, the rest the other.
+    assert max(validations(run, "embeddings", "spearman").values()) > 0.4
+
+
+def test_files_of_several_kinds_and_without_the_columns_are_refused(data: Path) -> None:
+    with pytest.raises(CorpusError, match="The files have several kinds of texts"):
+        read_similar([data / "pairs.tsv", data / "triplets.tsv"])
+    with pytest.raises(CorpusError, match=r"no column a or b\. Its columns are anchor"):
+        read_similar([data / "pairs.tsv"], ("a", "b"))
+
+
+@pytest.mark.process
+def test_a_vector_is_the_normalised_mean_of_all_tokens(pretrained: Path) -> None:
+    folder = pretrained / "checkpoint"
+    tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
+    encodings = [tokenizer.encode(text) for text in (PAIRS[0][0], PAIRS[3][1], "A city")]
+    examples = [TokenisedExample(ids=each.ids, types=each.types, target=0) for each in encodings]
+    batch = collate_examples("embeddings", examples, row_length=32)
+    model: Any = transformers.AlbertModel.from_pretrained(folder)
+    with torch.no_grad():
+        vectors_CH = sentence_vectors(load_checkpoint(folder).eval(), batch)
+        for vector_H, each in zip(vectors_CH, encodings, strict=True):
+            states_SH = model(input_ids=torch.tensor([each.ids])).last_hidden_state[0]
+            expected_H = torch.nn.functional.normalize(states_SH.mean(0), dim=-1)
+            torch.testing.assert_close(vector_H, expected_H, atol=1e-5, rtol=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import unicodedata
-from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -145,20 +144,6 @@ def test_text_gets_the_ids_of_sentencepiece_and_offsets_of_itself(
     check()
 
 
-@pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_the_offsets_of_a_syllable_cover_all_its_letters(
-    tmp_path: Path, form: Literal["NFC", "NFD"]
-) -> None:
-    tokenizer = AlbertTokenizer(build_tokenizer(Model("korean").train(tmp_path / "spiece.model")))
-    text = unicodedata.normalize(form, "날씨가")
-    encoding = tokenizer.encode_plain(text)
-    pieces = [tokenizer.token(token_id).removeprefix("▁") for token_id in encoding.ids]
-    parts = [unicodedata.normalize("NFC", text[begin:end]) for begin, end in encoding.offsets]
-    assert [part for piece, part in zip(pieces, parts, strict=True) if piece] == [
-        *filter(None, pieces)
-    ]
-
-
 @pytest.mark.parametrize(
     ("folds", "text", "same"), [(True, "der bar", "Der Bär"), (False, "Der Bär", "Der Bär")]
 )
@@ -170,16 +155,6 @@ def test_without_settings_the_pieces_show_case_and_accents(
     assert tokenizer.encode(same).ids == tokenizer.encode(text).ids
     assert (tokenizer.encode("der bar").ids == tokenizer.encode("Der Bär").ids) == folds
     assert tokenizer.unk_id not in tokenizer.encode(same).ids
-
-
-@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
-def test_characters_fall_back_to_bytes_and_are_decoded(tmp_path: Path, model_type: str) -> None:
-    options = (("model_type", model_type), ("byte_fallback", True))
-    spiece = Model("german", False, options).train(tmp_path / "spiece.model")
-    tokenizer = AlbertTokenizer(build_tokenizer(spiece))
-    encoding = tokenizer.encode_plain("der 한 Bär")
-    assert tokenizer.unk_id not in encoding.ids
-    assert tokenizer.decode(encoding.ids, keep_special=False) == "der 한 Bär"
 
 
 def test_a_model_that_cannot_be_reproduced_is_rejected(tmp_path: Path) -> None:
@@ -211,20 +186,6 @@ def test_pieces_begin_with_albert_s_special_and_user_symbols(vocab_dir: Path) ->
     assert (model.pad_id(), model.unk_id()) == (0, 1)
     assert (model.bos_id(), model.eos_id()) == (-1, -1)
     assert all(model.is_control(index) for index in (2, 3, 4))
-
-
-def test_each_sentence_is_drawn_as_often_and_a_seed_gives_the_same_bytes(tmp_path: Path) -> None:
-    text = ["aaa bbb. ccc ddd.", "eee fff."]
-
-    def train_on_one(seed: int, folder: str) -> bytes:
-        options: dict[str, Any] = {"vocab_size": 16, "num_sentences": 1, "seed": seed}
-        return train_vocab(text, tmp_path / folder, **options).read_bytes()
-
-    models = [train_on_one(seed, "one") for seed in range(12)]
-    assert train_on_one(11, "two/deeper") == models[-1]
-    drawn = Counter(next(letter for letter in b"ace" if b"\n\1%c" % letter in m) for m in models)
-    assert len(drawn) == 3
-    assert min(drawn.values()) >= 2
 
 
 def test_a_corpus_that_allows_no_such_vocabulary_is_rejected(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from albert_serve.client import AlbertClient
 from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.export.exporting import export_bundle
-from training.commands.finetune import main as finetune
 from training.conversion.source import open_checkpoint
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks
@@ -91,14 +90,9 @@ def test_the_settings_are_those_of_tokenizer_config_json(tmp_path: Path) -> None
     file.write_text(json.dumps({**content, **tokens}))
     expected = VocabularySettings(tokenizer_class="BertTokenizer", do_lower_case=False)
     assert read_settings(tmp_path) == replace(expected, special={"cls": "<s>", "mask": "<mask>"})
-    for text, message in (
-        ("{", "cannot be read"),
-        ("[]", "is not a JSON object"),
-        ('{"keep_accents": 1}', "keep_accents is 1. Set it to true or false"),
-    ):
-        file.write_text(text)
-        with pytest.raises(VocabError, match=f"{file}.* {message}"):
-            read_settings(tmp_path)
+    file.write_text('{"keep_accents": 1}')
+    with pytest.raises(VocabError, match=f"{file}.* keep_accents is 1. Set it to true or false"):
+        read_settings(tmp_path)
 
 
 @pytest.fixture
@@ -115,21 +109,9 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_checkpoint_is_finetuned_exported_and_served(checkpoint: Path, tmp_path: Path) -> None:
-    run, questions = tmp_path / "run", tmp_path / "questions.jsonl"
-    context = TEXT.replace("天气", "北京")
-    answer = {"text": ["北京"], "answer_start": [context.index("北京")]}
-    row = {"id": "1", "question": "你去不", "context": context, "answers": answer}
-    questions.write_text(json.dumps(row))
-    options = ["--initialize-from", str(checkpoint), "--question-answering", str(questions)]
-    options += ["--steps", "20", "--batch-size", "2", "--length", "32", "--lr", "0.01"]
-    assert finetune([*options, "--output", str(run)]) == 0
-    ours = transformers.AutoTokenizer.from_pretrained(run / "checkpoint")
-    theirs = transformers.BertTokenizer.from_pretrained(checkpoint)
-    assert ours(TEXT, TEXT).data == theirs(TEXT, TEXT).data
-    assert ours.model_max_length == 64
+def test_a_checkpoint_is_exported_and_served(checkpoint: Path, tmp_path: Path) -> None:
     export_bundle(checkpoint, tmp_path / "bundle")
-    export_bundle(run / "checkpoint", tmp_path / "finetuned")
+    theirs = transformers.BertTokenizer.from_pretrained(checkpoint)
     model = transformers.AutoModelForMaskedLM.from_pretrained(checkpoint)
     pipeline = transformers.pipeline("fill-mask", model=model, tokenizer=theirs, top_k=3)
     with AlbertClient.local(tmp_path / "bundle") as client:
@@ -140,9 +122,6 @@ def test_a_checkpoint_is_finetuned_exported_and_served(checkpoint: Path, tmp_pat
     assert parts == [(other["token"], other["token_str"], other["sequence"]) for other in wanted]
     scores = [answer.score for answer in answers]
     assert scores == pytest.approx([other["score"] for other in wanted], abs=1e-5)
-    with AlbertClient.local(tmp_path / "finetuned") as client:
-        span: Any = client.question_answering({"question": "你去不", "context": context})
-    assert (span.answer, span.start) == ("北京", context.index("北京"))
 
 
 def test_the_tokenizer_json_of_a_bert_tokenizer_is_read(checkpoint: Path) -> None:

@@ -1,12 +1,13 @@
-"""A run begins with a head fitted on the frozen encoder, or on one that few texts have trained."""
+"""Heads of a run: of the checkpoint, new, or fitted on an encoder that few texts train before."""
 
 from __future__ import annotations
 
 import csv
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +15,23 @@ import torch
 from torch.nn import functional as F
 
 from tests.training.support import (
+    TINY,
     assert_close,
     best_step,
     hf_load,
     hf_logits,
     our_logits,
+    our_model,
     ragged,
     run_command,
     validations,
 )
 from training.commands.finetune import main
-from training.model.checkpoint import load_checkpoint, read_weights
+from training.errors import RunError
+from training.finetuning.config import FinetuneConfig
+from training.finetuning.model import Start, load_start, new_classifiers
+from training.model.checkpoint import label_keys, load_checkpoint, read_weights, save_checkpoint
+from training.model.heads import AlbertForTasks, Task
 from training.tasks.base import TRAINING, VALIDATION, hold_out
 from training.tasks.classification.files import LabelledText
 from training.tasks.classification.fitted_head import contrastive_loss
@@ -37,10 +44,10 @@ run = partial(run_command, main)
 accuracies = partial(validations, task="text-classification", figure="accuracy")
 
 
-def options(file: Path, *labels: str, start: Path = START) -> list[str]:
+def options(file: Path) -> list[str]:
     return [
-        *("--initialize-from", str(start), "--text-classification", str(file)),
-        *("--label-column", *labels, "--device", "cpu", "--precision", "fp32"),
+        *("--initialize-from", str(START), "--text-classification", str(file)),
+        *("--label-column", "category", "--device", "cpu", "--precision", "fp32"),
     ]
 
 
@@ -48,7 +55,7 @@ def options(file: Path, *labels: str, start: Path = START) -> list[str]:
 def intents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of `--head-only` on the shipped model. Copy it before changing it."""
     folder = tmp_path_factory.mktemp("intents") / "run"
-    assert run(options(BANKING / "train.csv", "category"), folder, "--head-only") == 0
+    assert run(options(BANKING / "train.csv"), folder, "--head-only") == 0
     return folder
 
 
@@ -72,7 +79,7 @@ def test_training_goes_on_from_the_fitted_head_and_keeps_the_better(
     """A rate that ruins the encoder leaves the fitted head as the best."""
     ruin = ("--steps", "2", "--lr", "1", "--adamw-lr", "1", "--schedule", "linear")
     folder = tmp_path / "run"
-    assert run(options(BANKING / "train.csv", "category"), folder, *ruin) == 0
+    assert run(options(BANKING / "train.csv"), folder, *ruin) == 0
     figures = accuracies(folder)
     assert list(figures) == [0, 2]
     assert figures[0] == accuracies(intents)[0] > figures[2]
@@ -80,37 +87,6 @@ def test_training_goes_on_from_the_fitted_head_and_keeps_the_better(
     lines = capsys.readouterr().out
     assert "To export" not in lines
     assert "24 of 240 texts are held out for validation" in lines
-
-
-def test_a_further_classifier_is_fitted_on_the_pooler_of_the_others(
-    intents: Path, tmp_path: Path
-) -> None:
-    data = options(BANKING / "train.csv", "category", start=intents / "best")
-    assert run(["--head", "copy", *data], tmp_path / "run", "--head-only") == 0
-    before, after = read_weights(intents / "best"), read_weights(tmp_path / "run" / "best")
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    assert validations(tmp_path / "run", "text-classification/copy", "accuracy")[0] > 0.8
-
-
-@pytest.mark.parametrize(
-    ("problem", "columns", "figure"),
-    [
-        ("regression", ["card"], "pearson"),
-        ("multi_label_classification", ["card", "other"], "micro_f1"),
-    ],
-)
-def test_scores_and_several_labels_are_fitted(
-    problem: str, columns: list[str], figure: str, tmp_path: Path
-) -> None:
-    """Whether a text speaks of a card, by a model that was never trained to say so."""
-    rows = (BANKING / "train.csv").read_text().splitlines()[1:]
-    file, lines = tmp_path / "data.csv", ["text,card,other"]
-    for text, _, label in (row.rpartition(",") for row in rows):
-        lines.append(f"{text},{int('card' in label)},{int('card' not in label)}")
-    file.write_text("\n".join(lines))
-    words = ("--head-only", "--problem-type", problem)
-    assert run(options(file, *columns), tmp_path / "run", *words) == 0
-    assert validations(tmp_path / "run", "text-classification", figure)[0] > 0.6
 
 
 def excerpt(name: str, folder: Path) -> Path:
@@ -128,7 +104,7 @@ def excerpt(name: str, folder: Path) -> Path:
 def test_few_texts_train_the_encoder_and_then_fit_the_head(tmp_path: Path, capsys: Capture) -> None:
     train, dev = (excerpt(name, tmp_path) for name in ("train.csv", "dev.csv"))
     words = ("--validation", str(dev))
-    assert run(options(train, "category"), tmp_path / "run", *words) == 0
+    assert run(options(train), tmp_path / "run", *words) == 0
     assert "10 texts of 2 labels are few" in capsys.readouterr().out
     assert best_step(tmp_path / "run") == 0
     assert accuracies(tmp_path / "run")[0] > 0.8
@@ -167,19 +143,79 @@ def test_held_out_texts_have_the_same_part_of_each_label() -> None:
     assert len(hold_out(many, 0.5)[VALIDATION]) == 2000
 
 
-def test_equal_texts_are_on_one_side(capsys: Capture) -> None:
-    """Whatever their case, white space and form of Unicode; a pair is equal in both texts."""
-    forms = ("Caf\u00e9 {} is good", "cafe\u0301  {} IS good ", "CAF\u00c9 {} is good")
-    texts = [
-        LabelledText(text=form.format(n), pair="b", label=n % 2)
-        for n in range(60)
-        for form in forms
+HEAD: Task = "text-classification"
+OTHER: Task = "text-classification/other"
+
+
+def opened(
+    folder: Path,
+    labels: Sequence[str] = ("a", "b", "c"),
+    heads: tuple[Task, ...] = (),
+    **values: Any,
+) -> Start:
+    """A checkpoint with a classifier of these labels and further heads."""
+    model = our_model(TINY, ("fill-mask", HEAD, *heads))
+    save_checkpoint(model, folder, extra_config=label_keys(labels))
+    return Start.open(folder, FinetuneConfig(output=folder, **{"length": 16, **values}))
+
+
+def output_of(model: AlbertForTasks) -> torch.Tensor:
+    weight: torch.Tensor = model.state_dict()[f"heads.{HEAD}.output.weight"]
+    return weight
+
+
+@pytest.mark.parametrize(
+    ("labels", "order"),
+    [
+        ("BAD fair Good", [2, 1, 0]),
+        ("fair bad good", [1, 2, 0]),
+        ("good fair", None),
+        ("good fair awful", None),
+    ],
+)
+def test_a_classifier_goes_on_if_its_labels_have_the_same_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], labels: str, order: list[int] | None
+) -> None:
+    """In any case and order; otherwise a new one begins, which is said."""
+    start, keys = opened(tmp_path, ("good", "fair", "bad")), label_keys(labels.split())
+    assert new_classifiers(start, {HEAD: keys}) == ([] if order else [HEAD])
+    names = ", ".join(labels.split())
+    line = f"A new classifier of {names} replaces the classifier of good, fair, bad.\n"
+    assert capsys.readouterr().out == ("" if order else line)
+    stored = output_of(our_model(TINY, ("fill-mask", HEAD)))
+    weight = output_of(load_start(start, [HEAD], {HEAD: keys}))
+    if order:
+        assert torch.equal(weight, stored[order])
+    else:
+        assert not torch.isin(weight, stored).any()
+
+
+@pytest.mark.parametrize("task", ["multiple-choice", "token-classification"])
+def test_the_one_head_named_classifier_is_replaced_with_the_named_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: Task
+) -> None:
+    folder = tmp_path / "both"
+    save_checkpoint(load_start(opened(tmp_path), [OTHER], {OTHER: label_keys(["a", "b"])}), folder)
+    start = Start.open(folder, FinetuneConfig(output=folder, length=16))
+    model = load_start(
+        start, [task], {task: label_keys(["x", "y", "z"])} if task.startswith("token") else {}
+    )
+    assert set(model.tasks) == {"fill-mask", task}
+    assert capsys.readouterr().out.splitlines() == [
+        f"The checkpoint's named classifiers are removed: {OTHER}.",
+        f"The checkpoint's {HEAD} head is replaced by a {task} head.",
     ]
-    divided = hold_out([*texts, replace(texts[0], pair="other")], 0.2)
-    assert "120 of 181 texts are duplicates" in capsys.readouterr().out
-    numbers = {
-        split: [text.text.split()[1] for text in its if text.pair == "b"]
-        for split, its in divided.items()
-    }
-    assert set(numbers[TRAINING]).isdisjoint(numbers[VALIDATION])
-    assert set(Counter(numbers[VALIDATION]).values()) == {3}
+
+
+@pytest.mark.parametrize("option", ["length", "order_length"])
+def test_sequences_have_from_eight_tokens_to_the_models_positions(
+    tmp_path: Path, option: str
+) -> None:
+    values: dict[str, Any] = {"pretraining": ["a.txt"]}
+    for values[option] in (8, 16):
+        opened(tmp_path, **values)
+    for values[option] in (7, 17):
+        flag = f"--{option.replace('_', '-')} {values[option]}"
+        message = f"{flag} is not between 8 and the model's 16 positions"
+        with pytest.raises(RunError, match=message):
+            opened(tmp_path, **values)

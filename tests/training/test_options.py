@@ -1,28 +1,30 @@
-"""Options: flags and values, on a command line and from Python."""
+"""Options: flags and values, on a command line and from Python; and what commands need."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import math
 import re
+import subprocess
+import sys
+import venv
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
-import torch
 
 from albert_serve.hub import HubModel
+from tests.training.support import REPOSITORY
+from training import PACKAGES
 from training.commands.pretrain import PretrainConfig
 from training.errors import RunError, TrainingError
 from training.options import labelled
-from training.options.config import parse_device, should_compile
 from training.options.flags import OptionError, Options, add_flags, flag, read_flags
 from training.options.labelled import GLUE, LabelledTexts
 from training.options.values import Count, Duration, Finite, Fraction, Positive, Seed, Share
-
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,50 +97,20 @@ def test_one_value_is_a_list_of_one_and_numbers_may_be_numpys() -> None:
             many(**changes)
 
 
-def test_the_help_names_every_flag_with_its_default() -> None:
-    parser = argparse.ArgumentParser()
-    add_flags(parser, Many)
-    help_ = parser.format_help()
-    words = " ".join(help_.partition("many:")[2].split())
-    for text in (
-        *("files (required)", "--count COUNT number of things (default: 3)", "seed (default: 7) "),
-        *("rate --part", "--kind KIND kind (default: old)", "sizes (default: 4 2)"),
-        "--is-on, --no-is-on switch",
-    ):
-        assert text in words
-    assert "switch (default" not in words
-    with pytest.raises(SystemExit):
-        parser.parse_args([])
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"data": "cola"}, "--data cola is the folder of a task"),
         ({"task": "NLI"}, "'NLI' is not a task"),
         ({"task": "Race"}, "--task RACE requires --data"),
         ({"task": "cola", "text_column": "b", "delimiter": ";"}, "--text-column, --delimiter\\.$"),
         ({"delimiter": "ab"}, "--delimiter 'ab'"),
-        ({"delimiter": ""}, "--delimiter ''"),
-        ({"label_column": ["a", "b", "a"]}, "--label-column a b a"),
         ({"label_column": ["a", "b"], "label_separator": ","}, "--label-separator divides one"),
         ({"head": "x"}, "--head x is a text classifier without data"),
-        ({"head": "x", "task": "race", "data": "a"}, "--head x is a text classifier without data"),
     ],
 )
 def test_options_of_texts_go_together(values: dict[str, Any], message: str) -> None:
     with pytest.raises(RunError, match=message):
         texts(**values)
-
-
-def test_columns_are_those_of_the_options() -> None:
-    plain = texts(label_column="a", label_separator=",", text_column="t").columns
-    assert (plain.text, plain.label, plain.separator) == ("t", "a", ",")
-    assert plain.indicators == ()
-    several = texts(label_column=["a", "b"], pair_column="p", delimiter=";").columns
-    assert (several.label, several.indicators) == (None, ("a", "b"))
-    assert (several.pair, several.delimiter) == ("p", ";")
-    assert texts(head="x", task="SST-2").task == "sst2"
 
 
 def test_a_task_is_downloaded_once_of_one_commit_or_another_that_is_named(
@@ -169,49 +141,14 @@ def test_a_task_is_downloaded_once_of_one_commit_or_another_that_is_named(
     cached[0] = tmp_path
     assert texts(task="cola").task_folder == tmp_path / "cola"
     assert calls[-1] == ("find", GLUE)
-    for data in ("cola", "other/glue@main"):  # folders
-        assert texts(task="cola", data=data).task_folder == Path(data)
+    assert texts(task="cola", data="cola").task_folder == Path("cola")  # a folder
     assert len(calls) == 6
-    with pytest.raises(RunError, match=r"has no files of rte\. Use --data with a folder"):
-        assert texts(task="rte", data=f"{GLUE.repo_id}@main").task_folder
-
-
-def test_auto_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for has_gpu, expected in ((False, CPU), (True, GPU)):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
-        assert parse_device("auto") == expected
-
-
-@pytest.mark.parametrize("name", ["cpu:x", "meta", "cuda:99"])
-def test_a_device_that_cannot_be_used_is_refused_in_one_line(name: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="Use auto, cpu, cuda") as refused:
-        parse_device(name)
-    assert str(refused.value).startswith(f"{name!r} cannot be used: ")
-    assert "\n" not in str(refused.value)
-
-
-def test_training_is_compiled_if_a_compiler_is_there(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On a GPU, torch brings its own."""
-    monkeypatch.setenv("CXX", "true")
-    assert [should_compile(wanted, CPU) for wanted in (None, True, False)] == [True, True, False]
-    assert capsys.readouterr().out == ""
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert [should_compile(wanted, GPU) for wanted in (None, True, False)] == [True, True, False]
-    assert not should_compile(False, CPU)
-    assert capsys.readouterr().out == ""
-    assert not should_compile(None, CPU)
-    assert "Install the C++ compiler no-such-compiler" in capsys.readouterr().out
-    with pytest.raises(RunError, match=r"--compile requires a .* no-such-compiler"):
-        should_compile(True, CPU)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"corpus": ()}, "Set either --corpus or --shards"),
-        ({"order_share": 1.0}, "--order-share 1 leaves no step for masked tokens"),
         ({"order_share": 0.2, "sentence_task": "sop"}, "train the same head"),
         ({"device": "gpu"}, "--device: 'gpu' cannot be used: "),
         ({"steps": None}, "The run has no end. Set --steps, --budget or --recipe"),
@@ -222,3 +159,30 @@ def test_a_configuration_is_checked_however_it_is_made(
 ) -> None:
     with pytest.raises(TrainingError, match=message):
         PretrainConfig(**{"output": "runs", "corpus": ["a.txt"], "steps": 1, **values})
+
+
+@pytest.mark.process
+def test_a_command_without_its_packages_is_one_line(tmp_path: Path) -> None:
+    """In a Python that has none of the packages of training."""
+    venv.create(tmp_path)
+    for program in ("training.commands.finetune", "export"):
+        command = [str(tmp_path / "bin/python"), "-m", program]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: filelock, ")
+        assert ". For training and export, run pip install 'albert-serve[train]', or in a" in line
+
+
+def test_every_package_that_training_imports_is_checked() -> None:
+    modules = [ast.parse(file.read_text()) for file in (REPOSITORY / "training").rglob("*.py")]
+    names = {
+        alias.name if isinstance(statement, ast.Import) else statement.module or ""
+        for module in modules
+        for statement in module.body
+        if isinstance(statement, ast.Import | ast.ImportFrom)
+        for alias in statement.names
+    }
+    packages = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
+    assert packages - {"training", "albert_serve"} <= set(PACKAGES)
+    assert set(PACKAGES) - packages == {"scipy", "sklearn", "transformers"}

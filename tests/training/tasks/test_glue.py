@@ -8,12 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from training.data.corpus import CorpusError
 from training.glue.files import dev_files, patterns_of, training_files
-from training.glue.tasks import TASKS, task_name
+from training.glue.tasks import TASKS
 from training.tasks.classification.files import read_task, read_test
-
-Capture = pytest.CaptureFixture[str]
 
 _MNLI = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
@@ -79,22 +76,6 @@ def test_official_files(
         assert [file.name for file in found] == list(task.dev[split][:1])
 
 
-def test_the_original_files_of_the_sts_benchmark(tmp_path: Path) -> None:
-    """Without a header, even where both texts are equal; some rows end with two sources."""
-    rows = (
-        "main-captions\tMSRvid\t2012test\t0001\t5.000\tA plane.\tA plane.\n"
-        "main-news\thead\t2013\t0002\t0.5\tYes.\tNo.\thttp://a\thttp://b\n"
-    )
-    write(tmp_path, **{"sts-train.tsv": rows, "sts-dev.tsv": rows})
-    files = training_files(TASKS["stsb"], tmp_path)
-    assert [file.name for file in files.validation] == ["sts-dev.tsv"]
-    texts = read_task(TASKS["stsb"], {"training": files.train}).texts["training"]
-    assert [(t.text, t.pair, t.label) for t in texts] == [
-        ("A plane.", "A plane.", 5.0),
-        ("Yes.", "No.", 0.5),
-    ]
-
-
 def test_parts_and_a_validation_file_without_a_header(tmp_path: Path) -> None:
     """`val.tsv`, held out of the training files, is for validation; `dev.tsv` for evaluation."""
     header, row = "index\tsentence1\tsentence2\tlabel\n", "{}\tA.\tB.\t{}\n"
@@ -110,43 +91,6 @@ def test_parts_and_a_validation_file_without_a_header(tmp_path: Path) -> None:
         "training": 4,
         "validation": 2,
     }
-
-
-def test_broken_rows_of_the_official_qqp_are_left_out(tmp_path: Path, capsys: Capture) -> None:
-    rows = "1\t2\t3\tWho?\tWhom?\t1\n2\t2\t3\tWho\n3\t4\t5\tWhy?\t\t0\n4\t5\t6\tA?\tB?\t0\n"
-    file = write(tmp_path, **{"train.tsv": _QQP + rows}) / "train.tsv"
-    texts = read_task(TASKS["qqp"], {"training": [file]}).texts["training"]
-    assert [text.text for text in texts] == ["Who?", "A?"]
-    assert capsys.readouterr().out == "2 of 4 rows are omitted: 2 with an empty text.\n"
-
-
-def test_rows_of_a_test_file_without_a_text_are_kept(tmp_path: Path) -> None:
-    """As those of the official QQP: a submission has a line for each."""
-    rows = "0\tWho?\tWhom?\n1\tWhy?\t\n2\t\tWhen?\n3\n4\tA?\tB?\n"
-    write(tmp_path, **{"test.tsv": f"id\tquestion1\tquestion2\n{rows}"})
-    texts = read_test(TASKS["qqp"], tmp_path)["test"]
-    assert [(each.text, each.pair) for each in texts] == [
-        ("Who?", "Whom?"),
-        ("Why?", ""),
-        ("", "When?"),
-        ("", ""),
-        ("A?", "B?"),
-    ]
-    write(tmp_path, **{"test.tsv": "index\tsentence\n0\tfine\n1\t\n"})
-    texts = read_test(TASKS["sst2"], tmp_path)["test"]
-    assert [(each.text, each.pair) for each in texts] == [("fine", None), ("", None)]
-
-
-def test_missing_files_are_listed(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"no held-out file dev_matched.tsv\.\n.*dev_mismatched"):
-        dev_files(TASKS["mnli"], tmp_path)
-    with pytest.raises(CorpusError, match="nowhere is not a folder"):
-        training_files(TASKS["mrpc"], tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize(("text", "name"), [("SST-2", "sst2"), ("mnli", "mnli"), ("STS-B", "stsb")])
-def test_tasks_are_named_as_in_the_literature(text: str, name: str) -> None:
-    assert task_name(text) == name
 
 
 # The columns of `nyu-mll/glue`, and a row.

@@ -15,10 +15,8 @@ import torch
 import transformers
 
 from albert_serve.config import preset
-from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import (
     REPOSITORY,
-    SQUAD,
     hf_load,
     read_metrics,
     refusal,
@@ -28,13 +26,9 @@ from tests.training.support import (
 from training.commands.pretrain import PretrainConfig, main
 from training.data.masking import NgramMasking
 from training.data.shards import Shards
-from training.errors import RunError
-from training.loop.distributed import World
 from training.model.checkpoint import load_checkpoint, read_weights
 from training.model.provenance import read_stages
-from training.pretraining import job
-from training.pretraining.config import Start, architecture
-from training.pretraining.job import PretrainingJob, num_steps
+from training.pretraining.job import num_steps
 from training.pretraining.recipes import RECIPES
 from training.tasks.pretraining.metrics import unigram_entropy
 
@@ -118,95 +112,6 @@ def test_options_change_a_recipe(tmp_path: Path) -> None:
     assert [num_steps(config, PAPER) for config in configs] == [7, 125_000, None]
 
 
-def test_a_new_model_has_the_options_sizes_and_the_vocabulary_s_ids(
-    vocab_dir: Path, tokenizer: AlbertTokenizer
-) -> None:
-    for length in (8, 64):
-        config = make_config(vocab_dir, length=length, hidden_size=96, heads=3, max_positions=64)
-        start = Start(folder=None, name=None, tokenizer=vocab_dir)
-        model = architecture(config, config.changed(PAPER), start, tokenizer)
-        assert (model.vocab_size, model.hidden_size, model.ffn_size) == (800, 96, 384)
-        assert (model.pad_id, model.cls_id, model.sep_id) == (0, 2, 3)
-        assert (model.hidden_dropout, model.attention_dropout) == (0.1, 0.1)
-
-
-def make_job(
-    shards: Shards, vocab_dir: Path, world: World | None = None, **values: Any
-) -> PretrainingJob:
-    """A job of rows of 32 tokens, of which half of the steps are on pairs."""
-    config = make_config(
-        vocab_dir, **{"length": 32, "batch_size": 64, "order_share": 0.5, **values}
-    )
-    sizes = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "max_positions": 64}
-    return PretrainingJob(
-        config=config,
-        recipe=config.changed(SMALL),
-        architecture=preset("base", vocab_size=800, embedding_size=16, ffn_size=128, **sizes),
-        start=Start(folder=None, name=None, tokenizer=vocab_dir),
-        shards=shards,
-        world=world or World(),
-        precision="auto",
-        compiles=False,
-    )
-
-
-@pytest.mark.parametrize(
-    ("micro_batch_size", "rows"),
-    [(None, 16), (64, 16), (8, 2), (4, 1), (1, 1)],
-)
-def test_pairs_take_no_more_tokens_a_pass_than_masked_rows(
-    shards: Shards, vocab_dir: Path, micro_batch_size: int | None, rows: int
-) -> None:
-    """A row of pairs is 128 tokens in both orders, as 4 rows of 32."""
-    job = make_job(shards, vocab_dir, micro_batch_size=micro_batch_size)
-    slicing = job.pair_stream().slicing
-    assert (slicing.num_rows, slicing.rows_per_batch) == (16, rows)
-    by_default = make_job(shards, vocab_dir, batch_size=512).streams.masked().slicing
-    assert (by_default.num_rows, by_default.rows_per_batch) == (512, 256)  # 8,192 tokens
-    eight = make_job(shards, vocab_dir, World(size=8), order_batch_size=4)
-    with pytest.raises(
-        RunError, match="--order-batch-size 4 is not a multiple of the number of processes"
-    ):
-        eight.pair_stream()
-
-
-def test_a_run_of_less_than_ten_minutes_is_not_compiled_by_default(
-    shards: Shards, vocab_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job, "should_compile", lambda compiles, _: compiles is not False)
-    monkeypatch.setattr(Shards, "open", lambda *_: shards)
-
-    def compiles(**options: Any) -> bool:
-        like = make_job(shards, vocab_dir, steps=None, **options)
-        opened = job.open_job(
-            like.config, like.recipe, like.architecture, like.start, World(), precision="fp32"
-        )
-        return opened.compiles
-
-    assert [compiles(budget=budget) for budget in (599.0, 600.0)] == [False, True]
-    assert compiles(budget=599.0, compile=True)
-    assert not compiles(budget=600.0, compile=False)
-
-
-def test_masked_steps_leave_the_head_of_sentence_order_as_it_is(
-    shards: Shards, vocab_dir: Path
-) -> None:
-    """Nor do its weights decay in them, or go on by moments of the steps on pairs."""
-    options: dict[str, Any] = {"warmup": 0.0, "schedule": "wsd", "optimizer": "adamw"}
-    job = make_job(shards, vocab_dir, batch_size=8, order_share=0.25, **options)
-    run = job.build()
-    parts = (run.model.heads["sentence-order"], run.model.pooler)
-    mine = [each for part in parts if part is not None for each in part.parameters()]
-    has_changed = {"pretraining": set[bool](), "sentence-order": set[bool]()}
-    for number in range(12):
-        before, steps = [each.detach().clone() for each in mine], run.num_steps.copy()
-        run.step(done=number / 32)
-        (stream,) = run.num_steps - steps
-        has_changed[stream].add(not all(map(torch.equal, before, mine)))
-    assert has_changed == {"pretraining": {False}, "sentence-order": {True}}
-    assert run.num_steps["pretraining"] > run.num_steps["sentence-order"]
-
-
 def test_the_loss_falls_below_the_unigram_entropy(pretrained: Path) -> None:
     entropy = unigram_entropy(Shards.open(pretrained / "shards"), 800)
     metrics = read_metrics(pretrained)
@@ -287,12 +192,9 @@ def test_another_run_s_folder_is_rejected_and_unchanged(
     pretrained: Path, pretrain_options: list[str], capsys: Capture
 ) -> None:
     before = {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")}
-    for changes, message in (
-        (["--batch-size", "8"], "batch_size 16, not 8"),
-        (["--corpus", str(SQUAD)], "corpus [['easy.txt', "),
-    ):
-        assert run(pretrain_options, pretrained, *changes) == 1
-        assert f"error: {pretrained} contains a run with {message}" in capsys.readouterr().err
+    assert run(pretrain_options, pretrained, "--batch-size", "8") == 1
+    message = f"error: {pretrained} contains a run with batch_size 16, not 8"
+    assert message in capsys.readouterr().err
     assert {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")} == before
 
 
@@ -301,10 +203,8 @@ def test_impossible_options_are_one_line_and_no_run(
 ) -> None:
     start = f"--initialize-from {pretrained / 'checkpoint'}"
     for words, message in (
-        ("--tokenizer nowhere", "nowhere/tokenizer.json cannot be read: No such file"),
         ("--length 65", "--length 65 is not between 8 and the model's 64 positions"),
         ("--length 7", "--length 7 is not between 8"),
-        ("--order-share 0.2 --order-length 65", "--order-length 65 is not between 8"),
         (f"{start} --hidden-size 64", "hidden_size 64 is not the size of"),
         (f"{start} --preset base", "--preset cannot be combined with --init"),
     ):

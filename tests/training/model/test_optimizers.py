@@ -196,14 +196,6 @@ def test_layers_matrices_the_rest_and_pooled_heads_have_rates_of_their_own(
             assert rates[id(parameter)] == rest, each
 
 
-def test_the_defaults_are_muon_s(model: AlbertForTasks) -> None:
-    optimizers = build_optimizers(model, OptimizerSettings())
-    rates = sorted(set(peak_rates(optimizers).values()))
-    assert rates == pytest.approx([3e-4, 1e-3, 3e-3])
-    groups = [group for part in optimizers.parts for group in part.param_groups]
-    assert {group["weight_decay"] for group in groups if group["params"]} == {0.01, 0.0}
-
-
 def set_gradients(model: nn.Module, step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for p in model.parameters():
@@ -258,16 +250,6 @@ def test_a_state_that_comes_back_steps_the_same(name: OptimizerName) -> None:
         weights.append(model.state_dict())
     for key, weight in weights[0].items():
         assert torch.equal(weight, weights[1][key]), key
-
-
-@pytest.mark.parametrize(("name", "other"), [("lamb", "adamw"), ("adamw", "muon")])
-def test_a_state_of_another_optimizer_is_refused(
-    model: AlbertForTasks, name: OptimizerName, other: OptimizerName
-) -> None:
-    state = build_optimizers(model, OptimizerSettings(optimizer=other)).state_dict()
-    optimizers = build_optimizers(model, OptimizerSettings(optimizer=name))
-    with pytest.raises(OptimizerError, match="Resume it with the same optimizer"):
-        optimizers.load_state_dict(state)
 
 
 # Square, wide, tall, and of a single row and column.
