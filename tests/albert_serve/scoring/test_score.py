@@ -180,7 +180,9 @@ def test_a_bad_row_fails_alone(score: Score) -> None:
 def test_a_row_that_breaks_the_engine_fails_alone(
     score: Score, engine: TorchEngine, task_setup: TaskSetup
 ) -> None:
-    poisoned = Poisoned(engine, poison=task_setup.tokenizer.token_id("€"))
+    poison = task_setup.tokenizer.token_id("€")
+    assert poison is not None
+    poisoned = Poisoned(engine, poison=poison)
     rows = [{"id": i, "text": "a €" if i == 5 else f"text {i}"} for i in range(20)]
     results = score("text-classification", rows, poisoned)
     assert [row["id"] for row in results] == list(range(20))

@@ -17,7 +17,7 @@ from albert_serve.api.embeddings import EMBEDDINGS_PATH, EmbeddingsReply
 from albert_serve.api.schemas import InfoReply
 from albert_serve.cli import main
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.albert_serve.classifiers import LABELS, classifiers, export_classifiers
+from tests.albert_serve.server.classifiers import LABELS, classifiers, export_classifiers
 from tests.albert_serve.server.conftest import (
     JSON,
     MASKED,
