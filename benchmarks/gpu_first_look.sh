@@ -44,7 +44,7 @@ if [ "$device" = cuda ]; then
     engine=(--shapes 1x32 8x128 32x512 --num-texts 512 --rounds 2)
 else
     tests tests-runtime 90 tests/albert_serve/runtime/test_devices.py
-    tests tests-training 130 -k "fp16_scales and cpu" tests/training/loop/test_devices.py
+    tests tests-training 130 -k "every_precision" tests/training/loop/test_devices.py
     training=(--shapes small --length 32 --batch-tokens 256 --rounds 1 --turn 1s --no-compile)
     engine=(--preset small --shapes 1x8 --num-texts 4 --rounds 1
         --contestants transformers-fp32 ours-fp32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from functools import partial
 from itertools import count, pairwise
@@ -171,3 +172,22 @@ def test_stopped_with_its_workers_at_work_it_goes_on(
     prepare([corpus], tokenizer_file, tmp_path / "whole", part_bytes=SMALL_PART)
     assert file_contents(folder) == file_contents(tmp_path / "whole")
     assert first.stat().st_mtime_ns == written
+
+
+def test_a_full_disk_keeps_the_whole_parts(tmp_path: Path, tokenizer_file: Path) -> None:
+    corpus, folder, expected = tmp_path / "a.txt", tmp_path / "shards", tmp_path / "expected"
+    corpus.write_text("It rained. " * 20 + "\n\n" + "It snowed. " * 5000)
+    args = [corpus], tokenizer_file
+    message = rf"{folder} cannot be written: .*\. 1 complete parts are saved\. Fix the problem"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(ShardError, match=message):
+            prepare(*args, folder, part_bytes=600)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(ShardError, match="is incomplete"):
+        Shards.open(folder)
+    prepare(*args, folder, part_bytes=600)
+    prepare(*args, expected, part_bytes=600)
+    assert file_contents(folder) == file_contents(expected)

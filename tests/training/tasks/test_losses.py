@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import TINY, copies, randomize
-from training.data.batch import ExampleBatch, TokenisedExample
-from training.data.collate import collate_examples
-from training.data.examples import IGNORED
+from tests.training.support import TINY, copies, make_part, make_shards, our_model, randomize
+from training.data.batch import ExampleBatch, PretrainBatch, TokenisedExample
+from training.data.collate import Collator, collate_examples
+from training.data.examples import IGNORED, Example
+from training.data.masking import NgramMasking
 from training.losses import cross_entropy
 from training.model.albert import ModelInputs
 from training.model.heads import AlbertForTasks, Task
@@ -29,9 +30,62 @@ from training.tasks.classification.loss import (
 from training.tasks.multiple_choice.files import ChoiceExample
 from training.tasks.multiple_choice.loss import choice_loss, collate_choices
 from training.tasks.pretraining.files import OrderBatch
-from training.tasks.pretraining.loss import paired_order_loss
+from training.tasks.pretraining.loss import paired_order_loss, pretrain_loss
 from training.tasks.question_answering.loss import span_loss
 from training.tasks.token_classification.loss import token_loss
+
+BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")
+# A row of two sequences and padding, and one of a single segment.
+ROWS = [
+    [Example(0, 0, 0, (0, 3, 3, 5), 0), Example(0, 0, 1, (8, 9, 5, 8), 1)],
+    [Example(0, 0, 2, (2, 9, 9, 9), IGNORED)],
+]
+
+
+def make_batch(rows: list[list[Example]]) -> PretrainBatch:
+    shards = make_shards(make_part([[3, 2, 3, 1]], TINY.vocab_size))
+    masking = NgramMasking(word_starts=np.ones(TINY.vocab_size, bool), rate=0.3)
+    return Collator(shards=shards, masking=masking, length=16, seed=0)(rows)
+
+
+def losses_by_hand(model: AlbertForTasks, batch: PretrainBatch) -> dict[str, float]:
+    """Of every sequence by itself, from where its masked tokens and its [CLS] are."""
+    assert batch.tokens.packing is not None
+    totals = {"fill-mask": 0.0, "sentence-order": 0.0}
+    bounds = [*batch.firsts[:3].tolist(), batch.tokens.ids.numel()]
+    rows, targets = (x[: batch.counts["fill-mask"]] for x in (batch.rows, batch.targets))
+    for number in range(3):
+        inside = batch.tokens.packing.sequences.flatten()[bounds[number] : bounds[number + 1]]
+        end = bounds[number] + int((inside == inside[0]).sum())
+        alone = ModelInputs(
+            ids=batch.tokens.ids.flatten()[None, bounds[number] : end],
+            types=batch.tokens.types.flatten()[None, bounds[number] : end],
+        )
+        hidden = model(alone)[0]
+        mine = (rows >= bounds[number]) & (rows < end)
+        logits = model.logits("fill-mask", hidden[rows[mine] - bounds[number]])
+        totals["fill-mask"] += F.cross_entropy(logits, targets[mine], reduction="sum").item()
+        label = batch.labels[number]
+        if label != IGNORED:
+            logits = model.logits("sentence-order", hidden[:1])
+            totals["sentence-order"] += F.cross_entropy(logits, label[None]).item()
+    return totals
+
+
+def test_pretraining_s_losses_are_those_of_each_sequence_alone() -> None:
+    """Predictions that were rounded up count for nothing, nor do other rows."""
+    model = our_model(TINY, BOTH)
+    batch = make_batch(ROWS)
+    assert batch.counts["fill-mask"] < len(batch.rows)
+    got = pretrain_loss(model, batch)
+    assert {name: each.count for name, each in got.items()} == {
+        "fill-mask": batch.counts["fill-mask"],
+        "sentence-order": 2,
+    }
+    with torch.no_grad():
+        expected = losses_by_hand(model, batch)
+    for name, each in got.items():
+        assert each.loss.item() == pytest.approx(expected[name], rel=1e-5)
 
 
 @pytest.mark.parametrize("num_rows", [0, 3])
