@@ -2,7 +2,7 @@
 
 import os
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 # This disables ONNX Runtime's telemetry before ONNX Runtime is imported. To enable telemetry, set
 # the variable to 0.
