@@ -36,10 +36,14 @@ with AlbertClient("http://127.0.0.1:3979") as albert:
     albert.wait_until_ready(timeout_s=120)
     assert albert.text_classification("A warm and funny film.")[0].label == "positive"
     assert albert.fill_mask("She [MASK] born in London in 1950.")[0].token_str == "was"
-    context = "Neil Armstrong walked on the Moon, while Michael Collins stayed in orbit."
+    context = (
+        "Apollo 11 landed on the Moon on 20 July 1969. Neil Armstrong and Buzz Aldrin walked on its "
+        "surface for about two hours, while Michael Collins stayed in orbit."
+    )
     answer = albert.question_answering({"question": "Who stayed in orbit?", "context": context})
     assert answer.answer == "Michael Collins"
-    order = albert.sentence_order(("The sun rose.", "Then the birds began to sing."))
+    pair = {"text": "The sun rose.", "text_pair": "Then the birds began to sing."}
+    order = albert.sentence_order(pair)
     vectors = albert.feature_extraction(["It rained.", "The weather was bad."], normalize=True)
     print(order, len(vectors), "embeddings")
 PYTHON
