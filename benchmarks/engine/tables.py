@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.engine.contestants import BASELINE, CONTESTANTS, TEXTS, Contestant, EngineTurn
-from benchmarks.harness.page import bullets, median_of, table
+from benchmarks.harness.page import bullets, median_of, ratios, table
 
 _MEGA: Final = 1e6
 # The tables compare each of these contestants with all contestants.
@@ -38,14 +38,10 @@ class EngineResult:
         name = self.contestant.name
         return f"**{name}**" if name.startswith("ours") else name
 
-
-def speed_ratios(turns: Sequence[EngineTurn], baseline: Sequence[EngineTurn]) -> list[float]:
-    """Return how many times as fast as the baseline `turns` are, by round.
-
-    Other load on the machine varies less within a round than between rounds.
-    """
-    pairs = zip(turns, baseline, strict=True)
-    return [turn.items_per_s / base.items_per_s for turn, base in pairs]
+    @property
+    def texts_per_s(self) -> list[float]:
+        """Number of texts of the stream per second, by round."""
+        return [turn.items_per_s for turn in self.turns[TEXTS]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,8 +108,8 @@ def _stream(report: EngineReport) -> str:
     rows = [
         [
             result.title,
-            median_of([turn.items_per_s for turn in result.turns[TEXTS]]),
-            *(median_of(speed_ratios(our.turns[TEXTS], result.turns[TEXTS])) for our in ours),
+            median_of(result.texts_per_s),
+            *(median_of(ratios(our.texts_per_s, result.texts_per_s)) for our in ours),
             str(result.contestant.batch_size or "own"),
             *_agreement(result, results[0]),
         ]

@@ -39,6 +39,14 @@ def median_of(values: Sequence[float], digits: int = 2) -> str:
     return f"{median} ({low}–{high})" if len(values) > 1 else median
 
 
+def ratios(rates: Iterable[float], baseline: Iterable[float]) -> list[float]:
+    """Return how many times the baseline's rates are reached, by round.
+
+    Other load on the machine varies less within a round than between rounds.
+    """
+    return [rate / base for rate, base in zip(rates, baseline, strict=True)]
+
+
 def bullets(lines: Iterable[str]) -> str:
     """Return a Markdown list."""
     return "\n".join(f"- {line}" for line in lines)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.harness.page import bullets, median_of, table
+from benchmarks.harness.page import bullets, median_of, ratios, table
 from benchmarks.serve.load import LoadResult
 from benchmarks.serve.services import ServedModel, StreamItem
 
@@ -29,9 +29,13 @@ class ServedResult:
     service: ServedModel
     levels: dict[int, list[LoadResult]] = field(default_factory=dict)
 
+    def rates(self, level: int) -> list[float]:
+        """Return the requests per second at a number of connections, by round."""
+        return [run.per_s for run in self.levels[level]]
+
     def per_s(self, level: int) -> float:
-        """Return the median over rounds of the requests per second at a number of connections."""
-        return statistics.median(run.per_s for run in self.levels[level])
+        """Return the median of `rates`."""
+        return statistics.median(self.rates(level))
 
     def latency_s(self, level: int, percent: float) -> float:
         """Return a percentile of all rounds' latencies in seconds, or NaN without replies."""
@@ -97,18 +101,13 @@ def _summary(results: Sequence[ServedResult]) -> str:
         if within is not None:
             cells = [f"{result.per_s(within):.2f}", str(within), _ms(result.latency_s(within, 99))]
             cells += [
-                median_of(_ratios(result.levels[within], peer.levels[level])),
+                median_of(ratios(result.rates(within), peer.rates(level))),
                 f"{_largest_difference(peer, result):.1e}",
             ]
         name = result.service.name if result is peer else f"**{result.service.name}**"
         rows.append([name, *cells, str(len(result.failures))])
     headings = ["requests/s", "connections", "p99, ms", "times the peer", "scores differ by"]
     return table(["", *headings, "failed"], rows)
-
-
-def _ratios(runs: Sequence[LoadResult], peer_runs: Sequence[LoadResult]) -> list[float]:
-    """Return how many times the peer's requests per second a service answers, by round."""
-    return [run.per_s / peer.per_s for run, peer in zip(runs, peer_runs, strict=True)]
 
 
 def _levels(results: Sequence[ServedResult]) -> str:

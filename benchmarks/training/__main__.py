@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,14 @@ import torch
 from albert_serve.config import PRESETS
 from albert_serve.terminal import make_parser
 from albert_serve.tokenizer import AlbertTokenizer
-from benchmarks.harness.page import bullets, describe_machine, median_of, table, write_results
+from benchmarks.harness.page import (
+    bullets,
+    describe_machine,
+    median_of,
+    ratios,
+    table,
+    write_results,
+)
 from benchmarks.harness.process import REPOSITORY, BenchmarkError, Worker
 from benchmarks.harness.texts import WIKI
 from benchmarks.training.case import PretrainingCase, make_examples, sized_config
@@ -60,27 +67,26 @@ class TrainerResult:
     turns: list[TrainerTurn] = field(default_factory=list)
     failure: str = ""
 
+    @property
+    def rates(self) -> list[float]:
+        """Number of tokens per second, by round."""
+        return [turn.num_tokens / turn.seconds for turn in self.turns]
+
+    @property
+    def cpu_rates(self) -> list[float]:
+        """Number of tokens per second of CPU time, by round."""
+        return [turn.num_tokens / turn.cpu_seconds for turn in self.turns]
+
     def cells(self, ours: TrainerResult) -> list[str]:
         """Return the side's row of a table."""
-        rate = statistics.median(turn.num_tokens / turn.seconds for turn in self.turns)
+        rate = statistics.median(self.rates)
         peak_bytes = max(turn.peak_bytes for turn in self.turns)
         cells = [f"{rate:,.0f}", f"{peak_bytes / _GB:.1f} GB", f"{self.warm_up_s:.0f} s"]
         if self is ours or not ours.turns:
             return [f"**{self.name}**", *cells, "", ""]
-        by_clock = self._ratio(ours, lambda turn: turn.seconds)
-        by_cpu = self._ratio(ours, lambda turn: turn.cpu_seconds)
+        by_clock = median_of(ratios(ours.rates, self.rates))
+        by_cpu = median_of(ratios(ours.cpu_rates, self.cpu_rates))
         return [self.name, *cells, by_clock, by_cpu]
-
-    def _ratio(self, ours: TrainerResult, seconds: Callable[[TrainerTurn], float]) -> str:
-        """Return how many times as fast ours is: the median of the rounds' ratios.
-
-        Other load on the machine varies less within a round than between rounds.
-        """
-        rates = [
-            (our_turn.num_tokens / seconds(our_turn)) / (turn.num_tokens / seconds(turn))
-            for our_turn, turn in zip(ours.turns, self.turns, strict=True)
-        ]
-        return median_of(rates)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -13,7 +13,7 @@ import torch
 from albert_serve.tokenizer import AlbertTokenizer
 from benchmarks.engine.__main__ import main as run_engine
 from benchmarks.engine.contestants import EngineTurn
-from benchmarks.engine.tables import speed_ratios
+from benchmarks.harness.page import ratios
 from benchmarks.serve.__main__ import main as run_serve
 from benchmarks.training.__main__ import main as run_training
 from benchmarks.training.case import make_examples
@@ -68,10 +68,10 @@ def test_contestants_are_measured_in_turns_and_agree(
 
 
 def test_ratios_compare_turns_of_the_same_round() -> None:
-    def turns(*seconds: float) -> list[EngineTurn]:
-        return [EngineTurn(seconds=s, num_items=4, outputs=[]) for s in seconds]
+    def rates(*seconds: float) -> list[float]:
+        return [EngineTurn(seconds=s, num_items=4, outputs=[]).items_per_s for s in seconds]
 
-    assert speed_ratios(turns(1.0, 4.0, 1.0), turns(2.0, 20.0, 4.0)) == [2, 5, 4]
+    assert ratios(rates(1.0, 4.0, 1.0), rates(2.0, 20.0, 4.0)) == [2, 5, 4]
 
 
 def test_both_services_are_measured_and_answer_alike(
