@@ -53,6 +53,20 @@ class Running:
         return self.log_file.read_text(errors="replace")
 
 
+def run_module(*arguments: str, cwd: Path, environment: dict[str, str]) -> str:
+    """Run a module with arguments, and return its output."""
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def service_environment(bundle_dir: Path, home: Path) -> dict[str, str]:
     return {
         **os.environ,

@@ -27,7 +27,7 @@ from albert_serve.api.zero_shot import ZERO_SHOT
 from albert_serve.server.openapi import EXAMPLES
 from albert_serve.server.paths import DEFAULT_PATHS, ENDPOINTS
 from albert_serve.tasks import TASKS
-from tests.albert_serve.support import Running, served
+from tests.albert_serve.support import Running, run_module, served
 
 CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
 KEY = "a-key-for-schemathesis"
@@ -76,16 +76,9 @@ def generate_client(document: dict[str, Any], folder: Path) -> None:
     """Let openapi-python-client generate `generated_client`, without a warning."""
     (folder / "openapi.json").write_text(json.dumps(document))
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    command = ["openapi_python_client", "generate", "--path", "openapi.json", "--meta", "none"]
-    done = subprocess.run(
-        [sys.executable, "-m", *command, "--output-path", "generated_client", "--fail-on-warning"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = ("openapi_python_client", "generate", "--path", "openapi.json", "--meta", "none")
+    options = ("--output-path", "generated_client", "--fail-on-warning")
+    run_module(*command, *options, cwd=folder, environment=environment)
 
 
 def test_a_generated_python_client_calls_each_task_and_reads_errors(

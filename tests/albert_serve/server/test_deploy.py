@@ -29,6 +29,7 @@ from tests.albert_serve.support import (
     ROOT,
     Running,
     free_port,
+    run_module,
     running_service,
     service_environment,
 )
@@ -282,19 +283,6 @@ def test_it_serves_without_rights_on_a_read_only_file_system(
     assert sorted(folder.rglob("*")) == sorted([*before, python, running.log_file])
 
 
-def bentoml(*arguments: str, cwd: Path, environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "bentoml", *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture
 def checkout(bundle_dir: Path, tmp_path: Path) -> Path:
     """A copy of the project for `bentoml build`; it ships the small bundle."""
@@ -320,8 +308,15 @@ def environment(bundle_dir: Path, tmp_path: Path) -> dict[str, str]:
 
 def build(checkout: Path, bentofile: str, environment: dict[str, str]) -> tuple[str, Path]:
     """The tag of a new bento, and its folder."""
-    printed = bentoml(
-        "build", "--bentofile", bentofile, "--output", "tag", cwd=checkout, environment=environment
+    printed = run_module(
+        "bentoml",
+        "build",
+        "--bentofile",
+        bentofile,
+        "--output",
+        "tag",
+        cwd=checkout,
+        environment=environment,
     )
     tag = printed.strip().removeprefix("__tag__:")
     return tag, Path(environment["BENTOML_HOME"], "bentos", *tag.split(":"))
@@ -337,11 +332,11 @@ def test_a_bento_serves_its_own_bundle_on_another_machine(
     assert held - {"bentofile.yaml"} == {"albert_serve", "models"}  # that one BentoML puts there
     archive, empty = str(tmp_path / "exported.bento"), tmp_path / "empty"
     empty.mkdir()
-    bentoml("export", tag, archive, cwd=empty, environment=environment)
+    run_module("bentoml", "export", tag, archive, cwd=empty, environment=environment)
     shutil.rmtree(checkout)
     shutil.rmtree(environment["BENTOML_HOME"])
     elsewhere = {**environment, "BENTOML_HOME": str(tmp_path / "elsewhere")}
-    bentoml("import", archive, cwd=empty, environment=elsewhere)
+    run_module("bentoml", "import", archive, cwd=empty, environment=elsewhere)
     with running_service(elsewhere, empty, ("bentoml", "serve", tag)) as running:
         info = httpx.get(f"{running.url}/info").json()
         assert info["model_id"] == "albert-small-en"
