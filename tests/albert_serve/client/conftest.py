@@ -1,15 +1,24 @@
-"""Clients of the running service, and of those whose replies a test decides."""
+"""Clients of the running service, and of fake services."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
 
 from albert_serve.client import AlbertClient
-from tests.albert_serve.client.twins import KINDS, URL, Answer, Scripted, Twin, orders
+from tests.albert_serve.client.support import (
+    KINDS,
+    URL,
+    Answer,
+    AnyClient,
+    FakeService,
+    MakeClient,
+    MakeService,
+    answer_pairs,
+)
 from tests.albert_serve.support import Running
 
 
@@ -22,23 +31,25 @@ def albert(service: Running) -> Iterator[AlbertClient]:
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    kind: str = request.param
-    return kind
+    """The kind of client: sync or async."""
+    return str(request.param)
 
 
 @pytest.fixture
-def twin(kind: str) -> Iterator[Callable[..., Twin]]:
-    """Makes clients of either kind."""
-    with ExitStack() as opened:
-        yield lambda *args, **options: opened.enter_context(closing(Twin(kind, *args, **options)))
+def make_client(kind: str) -> Iterator[MakeClient]:
+    """A function that opens a sync or async client."""
+    with ExitStack() as clients:
+        yield lambda *args, **options: clients.enter_context(
+            closing(AnyClient(kind, *args, **options))
+        )
 
 
 @pytest.fixture
-def scripted(kind: str, twin: Callable[..., Twin]) -> Callable[..., tuple[Twin, Scripted]]:
-    """Makes a service that gives the replies of a function, and a client of either kind for it."""
+def fake_service(kind: str, make_client: MakeClient) -> MakeService:
+    """A function that returns a client of a new fake service, and the service."""
 
-    def make(answer: Answer = orders, max_items: int = 1, **options: Any) -> tuple[Twin, Scripted]:
-        service = Scripted(answer, max_items)
-        return twin(URL, http_client=service.http_client(kind), **options), service
+    def make(answer: Answer = answer_pairs, max_items: int = 1, **options: Any) -> Any:
+        service = FakeService(answer, max_items)
+        return make_client(URL, http_client=service.http_client(kind), **options), service
 
     return make

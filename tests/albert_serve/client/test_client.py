@@ -1,4 +1,4 @@
-"""Both clients and Hugging Face's own against the running service; the examples and documents."""
+"""Our clients and Hugging Face's client against the running service; examples and documents."""
 
 from __future__ import annotations
 
@@ -20,32 +20,30 @@ from albert_serve.api.schemas import LabelScore
 from albert_serve.client import AlbertClient, AnswerStream, AsyncAlbertClient
 from albert_serve.errors import ConfigError, InvalidInputError, NoMaskError, TextTooLongError
 from scripts.unasync import generated
-from tests.albert_serve.client.twins import CASES, Twin, assert_same, kinds
+from tests.albert_serve.client.support import CASES, MakeClient, assert_same, value_types
 from tests.albert_serve.support import ROOT, Running
-
-MakeTwin = Callable[..., Twin]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_input_a_list_and_a_stream_are_answered_alike(
-    name: str, twin: MakeTwin, service_of: Callable[[str], Running]
+def test_one_input_a_list_and_a_stream_get_the_same_answers(
+    name: str, make_client: MakeClient, service_of: Callable[[str], Running]
 ) -> None:
     case = CASES[name]
-    client = twin(service_of(case.task).url)
-    answers = getattr(client, name)(case.rows, **case.options)
-    assert kinds(answers) == {case.kind}
+    client = make_client(service_of(case.task).url)
+    method = getattr(client, name)
+    answers = method(case.rows, **case.options)
+    assert value_types(answers) == {case.value_type}
     streamed = client.stream(case.task, iter(case.rows), **case.options, **case.implied)
     assert_same(list(streamed), answers)
-    alone = getattr(client, name)(case.rows[0], **case.options)
-    assert_same(alone, answers[0])
+    assert_same(method(case.rows[0], **case.options), answers[0])
 
 
-def test_the_sync_client_is_generated_from_the_other() -> None:
+def test_the_sync_client_is_generated_from_the_async_client() -> None:
     for path, content in generated().items():
         assert path.read_text(encoding="utf-8") == content, "run `make client`"
 
 
-def test_a_refusal_raises_the_services_error_with_its_id(albert: AlbertClient) -> None:
+def test_an_error_reply_raises_the_services_error_with_the_request_id(albert: AlbertClient) -> None:
     with pytest.raises(NoMaskError, match=r"\[MASK\]") as caught:
         albert.fill_mask("nothing")
     assert caught.value.request_id
@@ -59,12 +57,12 @@ def test_warnings_of_a_reply_are_logged(
     with caplog.at_level(logging.WARNING, "albert_serve.client.transport"):
         albert.fill_mask("a [MASK]", targets="supervolcanoes")
         albert.text_classification("word " * 300, truncation=True)
-    first, second = caplog.messages
-    assert "Its first piece" in first
-    assert re.search(r": \d+ tokens were truncated\.$", second)
+    target_warning, truncation_warning = caplog.messages
+    assert "Its first piece" in target_warning
+    assert re.search(r": \d+ tokens were truncated\.$", truncation_warning)
 
 
-def test_a_wrong_option_or_input_is_refused_before_sending() -> None:
+def test_an_invalid_option_or_input_is_rejected_before_sending() -> None:
     with AlbertClient("http://127.0.0.1:1") as client:
         with pytest.raises(InvalidInputError, match="Unknown field 'topk'"):
             client.fill_mask("a [MASK]", topk=3)  # type: ignore[call-overload]
@@ -76,21 +74,21 @@ def test_a_wrong_option_or_input_is_refused_before_sending() -> None:
             client.stream("fill_mask", ["a [MASK]"])
 
 
-def test_an_async_client_is_of_one_event_loop(service: Running) -> None:
+def test_an_async_client_works_on_one_event_loop_only(service: Running) -> None:
     albert = AsyncAlbertClient(service.url)
 
-    async def ask() -> Any:
+    async def classify() -> Any:
         return await albert.text_classification("a film")
 
-    with asyncio.Runner() as first, asyncio.Runner() as second:
-        assert first.run(ask())
+    with asyncio.Runner() as first_loop, asyncio.Runner() as second_loop:
+        assert first_loop.run(classify())
         with pytest.raises(ConfigError, match="was used on another event loop"):
-            second.run(ask())
-        first.run(albert.aclose())
+            second_loop.run(classify())
+        first_loop.run(albert.aclose())
 
 
 def check_types(albert: AlbertClient, rows: Iterator[str]) -> None:
-    """mypy checks these uses; nothing runs them."""
+    """Use methods for mypy to check. No test calls this function."""
     assert_type(albert.text_classification("a film", top_k=1), list[LabelScore])
     assert_type(albert.text_classification(["a film", "another"]), list[list[LabelScore]])
     assert_type(albert.text_classification(np.array(["a film"])), list[list[LabelScore]])
@@ -111,7 +109,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/client.md").read_tex
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_runs_on_a_model_in_this_process(
+def test_an_example_script_runs_on_a_local_model(
     script: str,
     bundle_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -124,12 +122,11 @@ def test_a_script_runs_on_a_model_in_this_process(
     assert re.search(r"\d\.\d{2}", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("number", range(len(PROGRAMS)))
-def test_a_program_runs_as_printed(
-    number: int, service: Running, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
+def test_a_program_of_the_documents_runs(
+    program: str, service: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program = PROGRAMS[number].replace("http://127.0.0.1:3000", service.url)
-    exec(compile(program, f"program {number}", "exec"), {})
+    exec(program.replace("http://127.0.0.1:3000", service.url), {})
     assert capsys.readouterr().out.strip()
 
 
@@ -137,14 +134,14 @@ MASKED = "The [MASK] run was scored in the first inning."
 TEXT = "An earned run is any run that was not enabled by a fielding error."
 
 
-def call(service: Running, task: str, **arguments: Any) -> Any:
-    """Call the method of a task."""
+def call_hf_client(service: Running, task: str, **arguments: Any) -> Any:
+    """Call the method of a task of Hugging Face's client."""
     return getattr(InferenceClient(f"{service.url}/{task}"), task.replace("-", "_"))(**arguments)
 
 
 @pytest.fixture(scope="module")
 def pipeline(checkpoint_dir: Path) -> Any:
-    """What transformers answers to a text, by task."""
+    """The pipelines of transformers, called with a task and a text."""
     make: Any = transformers.pipeline
     tasks = ("fill-mask", "text-classification", "feature-extraction")
     pipelines = {task: make(task, model=str(checkpoint_dir), device="cpu") for task in tasks}
@@ -161,36 +158,37 @@ def pipeline(checkpoint_dir: Path) -> Any:
         ("text-classification", {"top_k": 2, "function_to_apply": "sigmoid"}),
     ],
 )
-def test_answers_are_those_of_transformers(
+def test_hugging_faces_client_gets_the_answers_of_transformers(
     task: str, options: dict[str, Any], service: Running, pipeline: Any
 ) -> None:
     text = MASKED if task == "fill-mask" else TEXT
     defaults = {} if task == "fill-mask" else {"top_k": None}
     parameters = {name: value for name, value in options.items() if value is not None}
     expected = pipeline(task, text, **{**defaults, **parameters})
-    result = call(service, task, text=text, **options)
-    assert len(result) == len(expected)
-    for one, other in zip(result, expected, strict=True):
-        assert {name: one[name] for name in other} == {
-            **other,
-            "score": pytest.approx(other["score"], abs=1e-5),
-        }
+    result = call_hf_client(service, task, text=text, **options)
+    for answer, hf_answer in zip(result, expected, strict=True):
+        score = pytest.approx(hf_answer["score"], abs=1e-5)
+        assert {name: answer[name] for name in hf_answer} == {**hf_answer, "score": score}
 
 
-def test_question_answering_of_hugging_faces_client(service: Running) -> None:
+def test_hugging_faces_client_gets_answers_to_questions(service: Running) -> None:
     question, context = "What is an earned run?", " ".join([TEXT] * 8)
     options = {"doc_stride": 4, "max_answer_len": 5, "max_seq_len": 32, "top_k": 4}
-    answers = call(service, "question-answering", question=question, context=context, **options)
+    answers = call_hf_client(
+        service, "question-answering", question=question, context=context, **options
+    )
     assert 1 <= len(answers) <= 4
     for answer in answers:
         assert context[answer.start : answer.end] == answer.answer
 
 
 @pytest.mark.parametrize("normalize", [None, True])
-def test_feature_extraction(service: Running, pipeline: Any, normalize: bool | None) -> None:
-    """Texts have several lengths; the client makes one array of them."""
+def test_hugging_faces_client_gets_one_array_of_embeddings(
+    service: Running, pipeline: Any, normalize: bool | None
+) -> None:
+    """The texts have different lengths."""
     texts = [TEXT, "It rained."]
-    result = call(service, "feature-extraction", text=texts, normalize=normalize)
+    result = call_hf_client(service, "feature-extraction", text=texts, normalize=normalize)
     expected = np.stack(
         [np.mean(pipeline("feature-extraction", text)[0], axis=0) for text in texts]
     )
@@ -198,5 +196,5 @@ def test_feature_extraction(service: Running, pipeline: Any, normalize: bool | N
         expected /= np.linalg.norm(expected, axis=-1, keepdims=True)
     assert (result.dtype, result.shape) == (np.float32, (2, 64))
     np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)
-    one = call(service, "feature-extraction", text=TEXT, normalize=normalize)
-    np.testing.assert_allclose(one, expected[0], rtol=0, atol=1e-4)
+    single = call_hf_client(service, "feature-extraction", text=TEXT, normalize=normalize)
+    np.testing.assert_allclose(single, expected[0], rtol=0, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Long lists and streams: the parts in which they are sent, and the errors of their items."""
+"""Long lists and streams: their split into several requests, and the errors of their items."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -22,140 +22,148 @@ from albert_serve.errors import (
     RequestError,
     UnauthorizedError,
 )
-from tests.albert_serve.client import twins
-from tests.albert_serve.client.twins import (
+from tests.albert_serve.client.support import (
     URL,
     Answer,
-    Scripted,
-    Twin,
+    FakeService,
+    MakeClient,
+    MakeService,
+    answer_pairs,
+    error_response,
+    info,
     numbers_of,
-    orders,
     pairs,
-    refusal,
-    refused,
+    reject_pair,
     replying,
 )
 from tests.albert_serve.support import MAX_ITEMS, Running
 
-MakeService = Callable[..., tuple[Any, Scripted]]
-
 
 def limits(max_items: int, max_body_bytes: int = 10**6) -> httpx.Response:
-    return httpx.Response(200, json=twins.limits(max_items, max_body_bytes))
+    return httpx.Response(200, json=info(max_items, max_body_bytes))
 
 
 def replies(*numbers: int) -> httpx.Response:
-    return httpx.Response(200, json=orders([*numbers])[1])
+    return httpx.Response(200, json=answer_pairs([*numbers])[1])
 
 
-def sent(requests: list[httpx.Request]) -> list[list[int]]:
-    """The numbers of the pairs in each request but that for the limits."""
+def sent_numbers(requests: list[httpx.Request]) -> list[list[int]]:
+    """Return the numbers of the pairs in each request that has a body."""
     bodies = [json.loads(request.content) for request in requests if request.content]
     return [[int(item["text"]) for item in body["inputs"]] for body in bodies]
 
 
-def test_a_long_list_goes_in_parts_that_the_service_takes() -> None:
+def test_a_long_list_is_split_into_requests_that_the_service_accepts() -> None:
     client, received = replying(limits(2), replies(0, 1), replies(2, 3), replies(4), replies(0, 1))
     assert numbers_of(client.sentence_order(pairs(5))) == [0, 1, 2, 3, 4]
     assert [request.url.path for request in received] == ["/info", *["/sentence-order"] * 3]
-    assert sent(received) == [[0, 1], [2, 3], [4]]
+    assert sent_numbers(received) == [[0, 1], [2, 3], [4]]
     client.sentence_order(pairs(2))
-    assert len(received) == 5  # the limits are known now
+    assert len(received) == 5  # the client requests the limits only once
 
 
-def test_a_list_may_be_longer_than_any_request() -> None:
-    most = wire.MAX_ITEMS
-    responses = [limits(most, 1 << 30), replies(*[0] * most), replies(1, 1)]
+def test_a_list_may_have_more_items_than_the_schema_of_a_request_allows() -> None:
+    responses = [limits(wire.MAX_ITEMS, 1 << 30), replies(*[0] * wire.MAX_ITEMS), replies(1, 1)]
     client, received = replying(*responses, timeout_s=600.0)
-    assert numbers_of(client.sentence_order(pairs(most + 2))) == [0] * most + [1, 1]
-    assert [len(part) for part in sent(received)] == [most, 2]
+    answers = client.sentence_order(pairs(wire.MAX_ITEMS + 2))
+    assert numbers_of(answers) == [0] * wire.MAX_ITEMS + [1, 1]
+    assert [len(numbers) for numbers in sent_numbers(received)] == [wire.MAX_ITEMS, 2]
 
 
-def test_parts_are_as_large_as_the_limit_of_bytes() -> None:
-    item = len(json.dumps(pairs(1, length=80)[0])) + 1  # and a comma
-    frame = len(json.dumps({"inputs": [], "parameters": {}}))
+def test_requests_are_as_large_as_the_limit_of_bytes_allows() -> None:
+    item_bytes = len(json.dumps(pairs(1, length=80)[0])) + 1  # one more for the comma
+    frame_bytes = len(json.dumps({"inputs": [], "parameters": {}}))
     for max_body_bytes, expected in (
-        (frame + 2 * item, [[0, 1], [2, 3], [4]]),
-        (frame + 2 * item - 1, [[0], [1], [2], [3], [4]]),
+        (frame_bytes + 2 * item_bytes, [[0, 1], [2, 3], [4]]),
+        (frame_bytes + 2 * item_bytes - 1, [[0], [1], [2], [3], [4]]),
     ):
         answers = [replies(*numbers) for numbers in expected]
         client, received = replying(limits(100, max_body_bytes), *answers)
         client.sentence_order(pairs(5, length=80))
-        assert sent(received) == expected
+        assert sent_numbers(received) == expected
         assert all(len(request.content) <= max_body_bytes for request in received[1:])
 
 
-def test_a_list_that_is_too_much_at_once_is_halved() -> None:
-    too_much = [refusal(422, "too_much_at_once"), refusal(413, "body_too_large")]
+def test_a_list_that_is_too_large_for_one_request_is_halved() -> None:
+    too_much = [error_response(422, "too_much_at_once"), error_response(413, "body_too_large")]
     client, received = replying(limits(100), *too_much, replies(1), replies(2), replies(3, 4))
     assert numbers_of(client.sentence_order(pairs(4))) == [1, 2, 3, 4]
-    assert sent(received) == [[0, 1, 2, 3], [0, 1], [0], [1], [2, 3]]
+    assert sent_numbers(received) == [[0, 1, 2, 3], [0, 1], [0], [1], [2, 3]]
 
 
 TWO_ERRORS = "inputs[1]: bad; inputs[0]: inputs[0]"
 
 
 @pytest.mark.parametrize(
-    ("responses", "error", "message", "parts"),
+    ("responses", "error", "message", "requests"),
     [
         (
-            [limits(2), replies(0, 0), refusal(422, "no_mask", error=TWO_ERRORS)],
+            [limits(2), replies(0, 0), error_response(422, "no_mask", error=TWO_ERRORS)],
             NoMaskError,
             r"^inputs\[3\]: bad; inputs\[2\]: inputs\[0\]$",
             [[0, 1], [2, 3]],
         ),
-        (  # the last is over the limit of bytes by itself
-            [limits(100, 50), *[replies(0)] * 3, refusal(413, "body_too_large")],
+        (  # the last pair exceeds the limit of bytes by itself
+            [limits(100, 50), *[replies(0)] * 3, error_response(413, "body_too_large")],
             BodyTooLargeError,
             r"^inputs\[3\]: no$",
             [[0], [1], [2], [3]],
         ),
     ],
 )
-def test_an_item_that_is_refused_has_its_index_in_the_whole_list(
+def test_the_error_of_an_item_has_its_index_in_the_complete_list(
     responses: list[httpx.Response],
     error: type[RequestError],
     message: str,
-    parts: list[list[int]],
+    requests: list[list[int]],
 ) -> None:
     client, received = replying(*responses)
     with pytest.raises(error, match=message) as caught:
         client.sentence_order(pairs(4, length=40))
     assert caught.value.request_id == "r1"
-    assert sent(received) == parts
+    assert sent_numbers(received) == requests
 
 
 @pytest.mark.parametrize("limit", [1, 4])
-def test_parts_are_sent_at_once_up_to_the_limit_and_keep_their_order(
-    scripted: MakeService, limit: int
+def test_concurrent_requests_stay_within_the_limit_and_answers_keep_their_order(
+    fake_service: MakeService, limit: int
 ) -> None:
     def answer(numbers: list[int]) -> tuple[int, Any]:
-        assert service.wait_until_open(limit)
-        time.sleep(0.01 * (numbers[0] % 3))  # so that they end in another order
-        return orders(numbers)
+        assert service.wait_for_concurrency(limit)
+        time.sleep(0.01 * (numbers[0] % 3))  # later requests may end first
+        return answer_pairs(numbers)
 
-    client, service = scripted(answer, max_items=2, max_concurrency=limit)
+    client, service = fake_service(answer, max_items=2, max_concurrency=limit)
     assert numbers_of(client.sentence_order(pairs(21))) == list(range(21))
     assert service.max_open == limit
-    assert sorted(itertools.chain(*service.sent)) == list(range(21))
+    assert sorted(itertools.chain(*service.requests)) == list(range(21))
 
 
-def test_nothing_begins_after_a_failure(scripted: MakeService) -> None:
+def rejecting(*rejected: int) -> Answer:
+    """Return a function that rejects requests with any of these pairs."""
+
     def answer(numbers: list[int]) -> tuple[int, Any]:
-        return refused(0) if numbers == [3] else orders(numbers)
+        indices = [index for index, number in enumerate(numbers) if number in rejected]
+        return reject_pair(indices[0]) if indices else answer_pairs(numbers)
 
-    client, service = scripted(answer, max_concurrency=2)
+    return answer
+
+
+def test_no_request_is_sent_after_a_failure(fake_service: MakeService) -> None:
+    client, service = fake_service(rejecting(3), max_concurrency=2)
     with pytest.raises(InvalidInputError, match=r"^inputs\[3\]: bad$") as caught:
         client.sentence_order(pairs(200))
     assert caught.value.input_index == 3
-    assert len(service.sent) < 20
+    assert len(service.requests) < 20
 
 
-def test_many_rows_against_the_running_service(twin: Callable[..., Twin], service: Running) -> None:
+def test_a_running_service_answers_a_stream_of_many_rows(
+    make_client: MakeClient, service: Running
+) -> None:
     texts = [f"The {'e ' * (number % 40)}[MASK] was born." for number in range(5 * MAX_ITEMS)]
     texts[70] = "no mask"
     texts[MAX_ITEMS] = 3  # type: ignore[call-overload]
-    client = twin(service.url, timeout_s=120)
+    client = make_client(service.url, timeout_s=120)
     answers = list(client.with_errors("fill-mask", texts, top_k=1))
     assert len(answers) == len(texts)
     assert isinstance(answers[70], NoMaskError)
@@ -163,104 +171,99 @@ def test_many_rows_against_the_running_service(twin: Callable[..., Twin], servic
     assert isinstance(answers[MAX_ITEMS], InvalidInputError)
     assert answers[MAX_ITEMS].input_index == MAX_ITEMS
     for index in (0, 31, 33, 69, 71, len(texts) - 1):
-        [alone] = client.fill_mask(texts[index], top_k=1)
-        assert answers[index][0].token == alone.token
+        [single] = client.fill_mask(texts[index], top_k=1)
+        assert answers[index][0].token == single.token
 
 
-def test_rows_are_read_as_answers_are_taken(scripted: MakeService) -> None:
+def test_a_stream_reads_rows_as_its_answers_are_consumed(fake_service: MakeService) -> None:
     num_read = 0
 
-    def endless() -> Iterator[dict[str, str]]:
+    def endless_rows() -> Iterator[dict[str, str]]:
         nonlocal num_read
         for num_read in itertools.count(1):
             yield {"text": str(num_read - 1), "text_pair": "b"}
 
     def answer(numbers: list[int]) -> tuple[int, Any]:
-        assert service.wait_until_open(2)
-        time.sleep(0.5 if 0 in numbers else 0)  # the results of many others could wait for it
-        return orders(numbers)
+        assert service.wait_for_concurrency(2)
+        time.sleep(0.5 if 0 in numbers else 0)  # many later answers could wait for the first
+        return answer_pairs(numbers)
 
-    client, service = scripted(answer, max_items=100, max_concurrency=2)
-    answers = client.stream("sentence-order", endless())
+    client, service = fake_service(answer, max_items=100, max_concurrency=2)
+    answers = client.stream("sentence-order", endless_rows())
     assert numbers_of(list(itertools.islice(answers, 300))) == list(range(300))
     answers.close()
     assert 300 <= num_read <= 14 * 32
     assert service.max_open == 2
-    assert set(map(len, service.sent)) == {32}
+    assert set(map(len, service.requests)) == {32}
 
 
-def refusing(*bad: int) -> Answer:
-    def answer(numbers: list[int]) -> tuple[int, Any]:
-        places = [place for place, number in enumerate(numbers) if number in bad]
-        return refused(places[0]) if places else orders(numbers)
-
-    return answer
-
-
-def test_a_refused_row_ends_the_stream_after_the_answers_before_it(scripted: MakeService) -> None:
-    client, _ = scripted(refusing(45, 50, 70), max_items=100)
-    taken: list[Any] = []
+def test_a_rejected_row_ends_the_stream_after_the_answers_before_it(
+    fake_service: MakeService,
+) -> None:
+    client, _ = fake_service(rejecting(45, 50, 70), max_items=100)
+    answers: list[Any] = []
     with pytest.raises(InvalidInputError, match=r"^inputs\[45\]: bad$") as caught:
-        taken.extend(client.stream("sentence-order", pairs(200)))
+        answers.extend(client.stream("sentence-order", pairs(200)))
     assert caught.value.input_index == 45
-    assert numbers_of(taken) == list(range(45))
+    assert numbers_of(answers) == list(range(45))
 
 
-def test_errors_take_the_places_of_refused_rows(scripted: MakeService) -> None:
-    bad = {0, 45, 46, 63, 64, 199}
+def test_rejected_rows_have_errors_in_place_of_answers(fake_service: MakeService) -> None:
+    rejected = {0, 45, 46, 63, 64, 199}
     rows: list[Any] = pairs(200)
     rows[100] = {"text": "100"}
-    client, _ = scripted(refusing(*bad), max_items=7)
+    client, _ = fake_service(rejecting(*rejected), max_items=7)
     answers = list(client.with_errors("sentence-order", rows))
     errors = {index for index, answer in enumerate(answers) if isinstance(answer, Exception)}
-    assert errors == bad | {100}
+    assert errors == rejected | {100}
     assert all(answers[index].input_index == index for index in errors)
     assert "inputs[100].text_pair is missing" in str(answers[100])
-    rest = [answer for index, answer in enumerate(answers) if index not in errors]
-    assert numbers_of(rest) == [number for number in range(200) if number not in errors]
+    answered = [index for index in range(200) if index not in errors]
+    assert numbers_of([answers[index] for index in answered]) == answered
 
 
-def test_an_error_of_the_rows_comes_after_their_answers(scripted: MakeService) -> None:
-    def broken() -> Iterator[dict[str, str]]:
+def test_an_exception_of_the_row_iterator_comes_after_the_answers(
+    fake_service: MakeService,
+) -> None:
+    def broken_rows() -> Iterator[dict[str, str]]:
         yield from pairs(70)
         raise OSError("the file is truncated")
 
-    client, _ = scripted(max_items=100)
-    taken: list[Any] = []
+    client, _ = fake_service(max_items=100)
+    answers: list[Any] = []
     with pytest.raises(OSError, match="is truncated"):
-        taken.extend(client.stream("sentence-order", broken()))
-    assert numbers_of(taken) == list(range(70))
+        answers.extend(client.stream("sentence-order", broken_rows()))
+    assert numbers_of(answers) == list(range(70))
     assert list(client.stream("sentence-order", [])) == []
 
 
-def test_what_is_no_fault_of_a_row_ends_the_stream(scripted: MakeService) -> None:
+def test_an_error_that_no_row_caused_ends_the_stream(fake_service: MakeService) -> None:
     def answer(numbers: list[int]) -> tuple[int, Any]:
-        if 40 in numbers:
-            return 401, {"error": "no key", "error_type": "unauthorized"}
-        return orders(numbers)
+        unauthorized = 401, {"error": "no key", "error_type": "unauthorized"}
+        return unauthorized if 40 in numbers else answer_pairs(numbers)
 
-    client, service = scripted(answer, max_items=100)
+    client, service = fake_service(answer, max_items=100)
     with pytest.raises(UnauthorizedError, match="no key"):
         list(client.with_errors("sentence-order", pairs(500)))
-    assert sum(map(len, service.sent)) < 400
+    assert sum(map(len, service.requests)) < 400
     with pytest.raises(InvalidInputError, match="Unknown field 'topk'"):
         list(client.with_errors("sentence-order", pairs(5), topk=1))
 
 
-def test_nothing_is_sent_after_a_stream_is_closed(scripted: MakeService, kind: str) -> None:
-    """And what is under way is cancelled in asyncio."""
+def test_nothing_is_sent_after_a_stream_is_closed(fake_service: MakeService, kind: str) -> None:
+    """With asyncio, open requests are cancelled too."""
     is_closed = threading.Event()
 
     def answer(numbers: list[int]) -> tuple[int, Any]:
-        assert service.wait_until_open(2) if 0 in numbers else is_closed.wait(20)
-        return orders(numbers)
+        assert service.wait_for_concurrency(2) if 0 in numbers else is_closed.wait(20)
+        return answer_pairs(numbers)
 
-    client, service = scripted(answer, max_items=100, max_concurrency=2)
+    client, service = fake_service(answer, max_items=100, max_concurrency=2)
     answers = client.stream("sentence-order", pairs(1000))
     assert numbers_of([next(answers)]) == [0]
     answers.close()
     is_closed.set()
-    assert len(service.sent) <= 3
+    assert len(service.requests) <= 3
     assert (service.num_cancelled > 0) == (kind == "async")
 
 
@@ -270,7 +273,7 @@ def test_an_async_stream_takes_an_async_iterator() -> None:
             yield row
 
     async def run() -> list[Any]:
-        http = Scripted(orders, max_items=100).http_client("async")
+        http = FakeService(answer_pairs, max_items=100).http_client("async")
         async with AsyncAlbertClient(URL, http_client=http) as client:
             return [answer async for answer in client.stream("sentence-order", rows())]
 

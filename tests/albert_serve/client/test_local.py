@@ -1,4 +1,4 @@
-"""Clients of a model in this process answer as those of a service, and leave nothing behind."""
+"""A local client gives the answers and errors of a service, and frees its model."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from albert_serve.errors import (
     InvalidInputError,
 )
 from albert_serve.runtime.engine import Engine
-from tests.albert_serve.client.twins import CASES, MASKED, assert_same
+from tests.albert_serve.client.support import CASES, MASKED, assert_same
 
 LONG = "a long text " * 100
-WORK = [LONG] * 1000  # for seconds
-LOCAL_LIMITS = {"max_items", "max_body_bytes"}  # the tests' service has others
+WORK = [LONG] * 1000  # takes seconds
+LIMITS = {"max_items", "max_body_bytes"}  # differ between the service and a local model
 
 Call = Callable[[Any], Any]
-ANSWERED: dict[str, Call] = {
-    "cut": lambda albert: albert.text_classification(LONG, truncation=True),
+CALLS: dict[str, Call] = {
+    "truncated": lambda albert: albert.text_classification(LONG, truncation=True),
     "streamed": lambda albert: list(albert.stream("text-classification", ["a film"] * 50)),
     "health": lambda albert: [albert.health(), albert.wait_until_ready(5)],
-    "info": lambda albert: albert.info().model_dump(exclude=LOCAL_LIMITS),
+    "info": lambda albert: albert.info().model_dump(exclude=LIMITS),
 }
-REFUSED: dict[str, Call] = {
+ERRORS: dict[str, Call] = {
     "no mask": lambda albert: albert.fill_mask([*MASKED, "no mask"]),
     "too long": lambda albert: albert.text_classification(LONG),
     "no such task": lambda albert: albert.token_classification("a"),
@@ -52,41 +52,39 @@ def local(bundle_dir: Path) -> Iterator[AlbertClient]:
         yield client
 
 
-@pytest.mark.parametrize("name", sorted({*CASES, *ANSWERED} - {"token_classification"}))
-def test_answers_are_those_of_the_service(
+@pytest.mark.parametrize("name", sorted({*CASES, *CALLS} - {"token_classification"}))
+def test_a_local_client_gives_the_answers_of_the_service(
     name: str, local: AlbertClient, albert: AlbertClient
 ) -> None:
     case = CASES.get(name)
 
     def ask(client: AlbertClient) -> Any:
-        return getattr(client, name)(case.rows, **case.options) if case else ANSWERED[name](client)
+        return getattr(client, name)(case.rows, **case.options) if case else CALLS[name](client)
 
     assert_same(ask(local), ask(albert))
 
 
 @pytest.mark.parametrize("column", [pandas.Series, np.array], ids=["pandas", "numpy"])
-def test_a_column_is_answered_as_the_list(column: Any, local: AlbertClient) -> None:
+def test_a_column_gets_the_answers_of_a_list(column: Any, local: AlbertClient) -> None:
     texts = ["a film", "another film"]
     assert_same(local.text_classification(column(texts)), local.text_classification(texts))
     with pytest.raises(InvalidInputError, match=r"inputs\[1\]"):
         local.text_classification(column(["a film", None]))
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_errors_are_those_of_the_service(
-    name: str, local: AlbertClient, albert: AlbertClient
+@pytest.mark.parametrize("call", ERRORS.values(), ids=ERRORS)
+def test_a_local_client_raises_the_errors_of_the_service(
+    call: Call, local: AlbertClient, albert: AlbertClient
 ) -> None:
-    errors = []
-    for client in (local, albert):
-        with pytest.raises(AlbertServeError) as raised:
-            REFUSED[name](client)
-        errors.append(raised.value)
-    assert type(errors[0]) is type(errors[1])
-    assert str(errors[0]) == str(errors[1])
+    with pytest.raises(AlbertServeError) as expected:
+        call(albert)
+    with pytest.raises(AlbertServeError, match=f"^{re.escape(str(expected.value))}$") as caught:
+        call(local)
+    assert caught.type is expected.type
 
 
-def test_no_call_is_refused_because_of_others(bundle_dir: Path) -> None:
-    """More tokens than a service's queue holds, from more callers than it answers at once."""
+def test_concurrent_local_calls_are_never_rejected(bundle_dir: Path) -> None:
+    """The calls exceed a service's limits of queued tokens and of concurrent callers."""
     texts = [LONG] * 10
 
     async def ask() -> list[Any]:
@@ -98,14 +96,14 @@ def test_no_call_is_refused_because_of_others(bundle_dir: Path) -> None:
     assert {len(answer) for answer in answers} == {len(texts)}
 
 
-def test_many_threads_share_a_client(local: AlbertClient) -> None:
+def test_threads_can_share_a_client(local: AlbertClient) -> None:
     texts = [f"film {number}" for number in range(64)]
     with ThreadPoolExecutor(16) as threads:
         answers = list(threads.map(local.text_classification, texts))
     assert_same(answers, local.text_classification(texts))
 
 
-def test_a_call_ends_with_its_time(bundle_dir: Path) -> None:
+def test_a_local_call_fails_after_its_timeout(bundle_dir: Path) -> None:
     with (
         AlbertClient.local(bundle_dir, num_threads=1, timeout_s=0.2) as albert,
         pytest.raises(DeadlineExceededError, match=r"0\.2"),
@@ -113,7 +111,7 @@ def test_a_call_ends_with_its_time(bundle_dir: Path) -> None:
         albert.text_classification(WORK, truncation=True)
 
 
-def test_a_fork_is_told_to_open_its_own_model(bundle_dir: Path) -> None:
+def test_a_fork_gets_an_error_that_asks_for_its_own_model(bundle_dir: Path) -> None:
     program = (
         "import os, sys\nfrom albert_serve.client import AlbertClient\n"
         f"albert = AlbertClient.local({str(bundle_dir)!r}, num_threads=1)\n"
@@ -124,36 +122,36 @@ def test_a_fork_is_told_to_open_its_own_model(bundle_dir: Path) -> None:
         "print(answer, flush=True)\n"
         "child and os.waitpid(child, 0)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
-    assert re.search(r"is a fork of process \d+, .*\. Open", done.stdout)
-    assert re.search(r"^(negative|positive)$", done.stdout, re.MULTILINE)
+    output = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=60)
+    assert re.search(r"is a fork of process \d+, .*\. Open", output)
+    assert re.search(r"^(negative|positive)$", output, re.MULTILINE)
 
 
-def engines() -> set[int]:
-    """The engines of this process, by their addresses."""
+def engine_ids() -> set[int]:
+    """Return the addresses of the engines of this process."""
     gc.collect()
-    return {id(one) for one in gc.get_objects() if type(one) is Engine}
+    return {id(item) for item in gc.get_objects() if type(item) is Engine}
 
 
-def test_several_are_open_at_once_and_each_is_freed(bundle_dir: Path) -> None:
-    before = engines()
+def test_several_models_can_be_open_and_closing_a_client_frees_its_model(bundle_dir: Path) -> None:
+    initial_engines = engine_ids()
     first = AlbertClient.local(bundle_dir, num_threads=1)
-    [first_engine] = engines() - before
+    [first_engine] = engine_ids() - initial_engines
     second = AlbertClient.local(bundle_dir, num_threads=1)
     assert_same(first.text_classification("a"), second.text_classification("a"))
     first.close()
     first.close()
-    assert first_engine not in engines()
+    assert first_engine not in engine_ids()
     with pytest.raises(RuntimeError, match="closed"):
         first.info()
     assert second.info().model_id == "tiny"
     second.close()
-    assert engines() <= before
+    assert engine_ids() <= initial_engines
 
 
-def test_what_cannot_be_opened_is_an_error(bundle_dir: Path, tmp_path: Path) -> None:
+def test_opening_without_a_bundle_or_with_bad_options_is_an_error(
+    bundle_dir: Path, tmp_path: Path
+) -> None:
     with pytest.raises(BundleMissingError, match=r"nowhere does not exist"):
         AlbertClient.local(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="num_threads is 0"):

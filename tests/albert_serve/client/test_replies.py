@@ -1,4 +1,4 @@
-"""Refusals, retries, endless replies and readiness of a service, and a client's options."""
+"""Error replies, retries, endless replies, readiness of a service, and options of a client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -24,7 +24,7 @@ from albert_serve.errors import (
     RequestError,
     UnauthorizedError,
 )
-from tests.albert_serve.client.twins import URL, Twin, refusal, replying
+from tests.albert_serve.client.support import URL, AnyClient, MakeClient, error_response, replying
 from tests.albert_serve.support import Running
 
 ORDER = httpx.Response(200, json={"in_order": 0.5})
@@ -33,22 +33,25 @@ PAIR = {"text": "a", "text_pair": "b"}
 
 @pytest.fixture
 def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The delays of a sync client, which does not wait; random factors are the mean."""
-    taken: list[float] = []
-    monkeypatch.setattr(time, "sleep", taken.append)
+    """The delays of a sync client, in place of waiting. Random factors have their mean."""
+    delays: list[float] = []
+    monkeypatch.setattr(time, "sleep", delays.append)
     monkeypatch.setattr(random, "uniform", lambda low, high: (low + high) / 2)
-    return taken
+    return delays
 
 
 @pytest.mark.parametrize(
     ("failures", "expected"),
     [
         ([httpx.Response(502), httpx.ReadError("reset")], [0.2, 0.4]),
-        ([httpx.ConnectError("refused"), refusal(503, "not_ready", retry_after="3")], [0.2, 3]),
-        ([refusal(429, "overloaded", retry_after="3"), httpx.Response(429)], [3, 0.4]),
+        (
+            [httpx.ConnectError("refused"), error_response(503, "not_ready", retry_after="3")],
+            [0.2, 3],
+        ),
+        ([error_response(429, "overloaded", retry_after="3"), httpx.Response(429)], [3, 0.4]),
     ],
 )
-def test_what_passes_is_tried_again_after_a_delay(
+def test_a_temporary_failure_is_retried_twice_after_a_delay(
     failures: list[httpx.Response | Exception], expected: list[float], delays: list[float]
 ) -> None:
     client, received = replying(*failures, ORDER)
@@ -62,8 +65,10 @@ def test_what_passes_is_tried_again_after_a_delay(
 
 
 @pytest.mark.parametrize(("retry_after", "num_retries"), [("0", 0), ("60", 2)])
-def test_a_wait_past_the_timeout_is_not_begun(retry_after: str, num_retries: int) -> None:
-    busy = refusal(429, "overloaded", retry_after=retry_after)
+def test_a_client_does_not_wait_longer_than_its_timeout_or_without_retries(
+    retry_after: str, num_retries: int
+) -> None:
+    busy = error_response(429, "overloaded", retry_after=retry_after)
     client, received = replying(*[busy] * 9, num_retries=num_retries)
     with pytest.raises(QueueFullError) as caught:
         client.info()
@@ -74,11 +79,11 @@ def test_a_wait_past_the_timeout_is_not_begun(retry_after: str, num_retries: int
 @pytest.mark.parametrize(
     ("response", "error", "message"),
     [
-        (refusal(401, "unauthorized"), UnauthorizedError, "^no$"),
+        (error_response(401, "unauthorized"), UnauthorizedError, "^no$"),
         (httpx.Response(504, text="late"), DeadlineExceededError, r"status 504: 'late'\.$"),
     ],
 )
-def test_any_other_reply_is_an_error_that_shows_it(
+def test_any_other_reply_is_an_error_with_its_text(
     response: httpx.Response, error: type[Exception], message: str
 ) -> None:
     client, received = replying(response, response)
@@ -93,51 +98,51 @@ ENDLESS_BODY = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
 
 
 @pytest.mark.parametrize(
-    ("beginning", "more", "kinds"),
+    ("kind", "beginning", "repeated"),
     [
-        pytest.param(ENDLESS_BODY, b" ", ("sync", "async"), id="body"),
-        # Threads look at the clock whenever a part of the body comes.
-        pytest.param(b"HTTP/1.1 200 OK\r\nX-Long: ", b"a", ("async",), id="headers"),
+        pytest.param("sync", ENDLESS_BODY, b" ", id="sync-body"),
+        pytest.param("async", ENDLESS_BODY, b" ", id="async-body"),
+        # A sync client checks the time only after each part of the body.
+        pytest.param("async", b"HTTP/1.1 200 OK\r\nX-Long: ", b"a", id="async-headers"),
     ],
 )
-def test_the_timeout_holds_for_a_reply_that_never_ends(
-    beginning: bytes, more: bytes, kinds: tuple[str, ...]
+def test_the_timeout_ends_a_reply_that_never_ends(
+    kind: str, beginning: bytes, repeated: bytes
 ) -> None:
-    """Each part comes in time, so that no wait for one is too long."""
-    for kind in kinds:
-        with (
-            raw_service(beginning, more) as (url, service),
-            contextlib.closing(Twin(kind, url, timeout_s=0.5)) as client,
-        ):
-            with pytest.raises(DeadlineExceededError, match=r"within 0.5 s"):
-                client.info()
-            assert service.is_alive()  # it would have gone on
+    """Each part arrives in time, so no single read exceeds the timeout."""
+    with (
+        raw_service(beginning, repeated) as (url, service),
+        contextlib.closing(AnyClient(kind, url, timeout_s=0.5)) as client,
+    ):
+        with pytest.raises(DeadlineExceededError, match=r"within 0.5 s"):
+            client.info()
+        assert service.is_alive()  # the reply had not ended
 
 
 @contextlib.contextmanager
-def raw_service(beginning: bytes, more: bytes = b"") -> Iterator[tuple[str, threading.Thread]]:
-    """Serve one reply that goes on, a little at a time, for 20 s: its address and its thread."""
-    done = threading.Event()
+def raw_service(beginning: bytes, repeated: bytes = b"") -> Iterator[tuple[str, threading.Thread]]:
+    """Send one reply whose end repeats for 20 s. Yields the address and the sending thread."""
+    is_closed = threading.Event()
 
-    def drip() -> None:
+    def send() -> None:
         connection, _ = server.accept()
         ends_s = time.monotonic() + 20
         with connection, contextlib.suppress(OSError):
             connection.sendall(beginning)
-            while time.monotonic() < ends_s and not done.wait(0.02):
-                connection.sendall(more)
+            while time.monotonic() < ends_s and not is_closed.wait(0.02):
+                connection.sendall(repeated)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=drip)
+        thread = threading.Thread(target=send)
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.getsockname()[1]}", thread
         finally:
-            done.set()
+            is_closed.set()
             thread.join()
 
 
-def test_a_large_reply_is_not_read_to_its_end() -> None:
+def test_a_reply_over_the_limit_of_bytes_is_an_error() -> None:
     plain = httpx.Response(200, content=b" " * 2000)
     client, _ = replying(plain, max_reply_bytes=1999)
     with pytest.raises(RequestError, match=r"more than 1999 bytes\. .* max_reply_bytes"):
@@ -147,11 +152,11 @@ def test_a_large_reply_is_not_read_to_its_end() -> None:
         client.info()
 
 
-def test_a_reply_in_gzip_is_decoded_up_to_the_limit(twin: Callable[..., Twin]) -> None:
+def test_a_reply_in_gzip_is_decoded_only_up_to_the_limit(make_client: MakeClient) -> None:
     content = gzip.compress(b" " * (16 << 20))
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(content)}\r\n\r\n"
     with raw_service(head.encode() + content) as (url, _):
-        client = twin(url, max_reply_bytes=4 << 20)
+        client = make_client(url, max_reply_bytes=4 << 20)
         with pytest.raises(RequestError, match="has more than 4194304 bytes"):
             client.sentence_order(PAIR)
 
@@ -169,7 +174,7 @@ def test_a_running_service_is_healthy_and_ready(service: Running) -> None:
                 method()
 
 
-def test_a_service_is_waited_for_until_it_has_started(delays: list[float]) -> None:
+def test_wait_until_ready_tries_again_until_the_service_has_started(delays: list[float]) -> None:
     outcomes: list[httpx.Response | Exception] = [
         *(httpx.ConnectError("refused"), httpx.Response(429), STARTING, httpx.Response(502))
     ]
@@ -180,11 +185,11 @@ def test_a_service_is_waited_for_until_it_has_started(delays: list[float]) -> No
     client.wait_until_ready(30)
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
     assert client.health() is True
-    waits = [request.extensions["timeout"]["read"] for request in received[-2:]]
-    assert waits == [pytest.approx(5, abs=0.1), pytest.approx(9, abs=0.1)]
+    timeouts = [request.extensions["timeout"]["read"] for request in received[-2:]]
+    assert timeouts == [pytest.approx(5, abs=0.1), pytest.approx(9, abs=0.1)]
 
 
-def test_the_last_attempt_is_in_the_error() -> None:
+def test_a_service_that_does_not_start_is_an_error_with_the_last_attempt() -> None:
     client, _ = replying(*[STARTING] * 9)
     message = f"^{URL} was not ready within 0.5 s. The last attempt: the service is starting"
     with pytest.raises(NotReadyError, match=message):
@@ -201,7 +206,7 @@ def test_the_last_attempt_is_in_the_error() -> None:
         (None, {"api_key": "", "model": "a/b"}, "http://env/v1/models/a%2Fb/health", None),
     ],
 )
-def test_address_and_key_are_those_of_the_environment(
+def test_missing_address_and_key_come_from_the_environment(
     base_url: str | None,
     options: dict[str, Any],
     url: str,
@@ -210,16 +215,13 @@ def test_address_and_key_are_those_of_the_environment(
 ) -> None:
     monkeypatch.setenv("ALBERT_URL", " http://env/\n")
     monkeypatch.setenv("ALBERT_API_KEY", "from-the-environment\n")
-    received: list[httpx.Request] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
-        received.append(request)
+        assert (str(request.url), request.headers.get("Authorization")) == (url, authorization)
         return httpx.Response(200)
 
     http = httpx.Client(transport=httpx.MockTransport(handle))
     assert AlbertClient(base_url, http_client=http, **options).health() is True
-    [request] = received
-    assert (str(request.url), request.headers.get("Authorization")) == (url, authorization)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_address_and_key_are_those_of_the_environment(
         (URL, {"max_reply_bytes": 0}, "max_reply_bytes is 0"),
     ],
 )
-def test_an_option_that_cannot_be_is_refused(
+def test_an_invalid_option_is_an_error_that_hides_the_key(
     base_url: str | None, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALBERT_URL", " ")

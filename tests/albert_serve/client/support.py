@@ -1,4 +1,4 @@
-"""Both clients behind one interface, inputs of each method, and services with scripted replies."""
+"""One interface to both clients, services with scripted replies, and inputs of each method."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ from albert_serve.client import AlbertClient, AsyncAlbertClient
 
 URL = "http://service.test"
 KINDS = ("sync", "async")
-# The reply to the numbers of a request's pairs: a status and a body.
+# Maps the numbers of a request's pairs to the status and the body of the reply.
 Answer = Callable[[list[int]], tuple[int, Any]]
 
 
-class Twin:
-    """The methods of the sync client, or of the asynchronous one on an event loop of its own."""
+class AnyClient:
+    """The methods of the sync client, or of the async client run on an event loop."""
 
     def __init__(self, kind: str, *args: Any, **options: Any) -> None:
         self._is_async = kind == "async"
-        self._client: Any = (AsyncAlbertClient if self._is_async else AlbertClient)(
-            *args, **options
-        )
+        client_class: Any = AsyncAlbertClient if self._is_async else AlbertClient
+        self._client = client_class(*args, **options)
         self._runner = asyncio.Runner()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -48,7 +47,7 @@ class Twin:
         return lambda *args, **options: self._result(method(*args, **options))
 
     def with_errors(self, task: str, rows: Any, **options: Any) -> Iterator[Any]:
-        """Return the answers of a stream, with errors in place of refused rows' answers."""
+        """Return the answers of a stream. Rejected rows have errors in place of answers."""
         return self._iterate(self._client.stream(task, rows, **options).with_errors())
 
     def _result(self, result: Any) -> Any:
@@ -65,7 +64,6 @@ class Twin:
             self._result(answers.aclose() if self._is_async else answers.close())
 
     def close(self) -> None:
-        """Close the client and the loop."""
         self._result(self._client.aclose() if self._is_async else self._client.close())
         self._runner.close()
 
@@ -77,60 +75,60 @@ async def _awaited(result: Any) -> Any:
 def replying(
     *responses: httpx.Response | Exception, **options: Any
 ) -> tuple[AlbertClient, list[httpx.Request]]:
-    """Return the client of a service that gives these responses in turn, and what it is asked."""
+    """Return a client whose service sends these responses in turn, and the list of its requests."""
     received: list[httpx.Request] = []
-    responses_left = list(responses)
+    remaining_responses = list(responses)
 
     def handle(request: httpx.Request) -> httpx.Response:
         received.append(request)
-        response = responses_left.pop(0)
+        response = remaining_responses.pop(0)
         if isinstance(response, Exception):
             raise response
-        # A response can be sent once.
+        # httpx sends each response object only once.
         return httpx.Response(
             response.status_code, headers=response.headers, content=response.content
         )
 
     http = httpx.Client(transport=httpx.MockTransport(handle))
-    # One request at a time, so that the responses' order is that of the requests.
-    shared = {"api_key": "secret", "timeout_s": 5.0, "max_concurrency": 1, **options}
-    return AlbertClient(URL, http_client=http, **shared), received
+    # The client sends one request at a time, so request n gets response n.
+    options = {"api_key": "secret", "timeout_s": 5.0, "max_concurrency": 1, **options}
+    return AlbertClient(URL, http_client=http, **options), received
 
 
-class Scripted:
-    """A service whose replies a test decides; it knows how many requests it answers at once.
+class FakeService:
+    """A service that replies with the function of a test, and counts concurrent requests.
 
     Attributes:
-        sent: the numbers of each request's pairs, in the order of arrival.
+        requests: the numbers of each request's pairs, in the order of arrival.
         num_open: requests that are being answered.
-        max_open: the most that were at the same time.
+        max_open: the highest value of `num_open` so far.
         num_cancelled: requests whose caller did not wait for the reply.
     """
 
     def __init__(self, answer: Answer, max_items: int) -> None:
-        self.sent: list[list[int]] = []
+        self.requests: list[list[int]] = []
         self.num_open = self.max_open = self.num_cancelled = 0
         self._answer = answer
         self._max_items = max_items
         self._changed = threading.Condition()
 
     def http_client(self, kind: str) -> Any:
-        """Return a client that is answered by this service: in its own thread, or one beside."""
+        """Return an HTTP client of this service. Async requests are answered in other threads."""
         if kind == "sync":
             return httpx.Client(transport=httpx.MockTransport(self._reply))
         return httpx.AsyncClient(transport=httpx.MockTransport(self._reply_async))
 
-    def wait_until_open(self, number: int) -> bool:
-        """Wait until so many requests are answered at the same time; False if that is never."""
+    def wait_for_concurrency(self, num_requests: int) -> bool:
+        """Wait until this many requests have been open at the same time. False after 10 s."""
         with self._changed:
-            return self._changed.wait_for(lambda: self.max_open >= number, timeout=10)
+            return self._changed.wait_for(lambda: self.max_open >= num_requests, timeout=10)
 
     def _reply(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/info":
-            return httpx.Response(200, json=limits(self._max_items))
+            return httpx.Response(200, json=info(self._max_items))
         numbers = [int(pair["text"]) for pair in json.loads(request.content)["inputs"]]
         with self._changed:
-            self.sent.append(numbers)
+            self.requests.append(numbers)
             self.num_open += 1
             self.max_open = max(self.max_open, self.num_open)
             self._changed.notify_all()
@@ -149,8 +147,8 @@ class Scripted:
             raise
 
 
-def limits(max_items: int, max_body_bytes: int = 10**6) -> dict[str, Any]:
-    """The reply of `/info`."""
+def info(max_items: int, max_body_bytes: int = 10**6) -> dict[str, Any]:
+    """Return the reply of `/info` of a service with these limits."""
     return {
         "model_id": "m",
         "version": "0",
@@ -163,21 +161,21 @@ def limits(max_items: int, max_body_bytes: int = 10**6) -> dict[str, Any]:
     }
 
 
-def orders(numbers: list[int]) -> tuple[int, Any]:
-    """The answers to pairs: each has its number."""
+def answer_pairs(numbers: list[int]) -> tuple[int, Any]:
+    """Answer each pair with a probability that `numbers_of` converts back to its number."""
     return 200, [{"in_order": number / 2**20} for number in numbers]
 
 
-def refusal(
+def error_response(
     status: int, error_type: str, *, error: str = "no", retry_after: str = "0"
 ) -> httpx.Response:
     body = {"error": error, "error_type": error_type, "request_id": "r1"}
     return httpx.Response(status, json=body, headers={"Retry-After": retry_after})
 
 
-def refused(index: int, message: str = "bad") -> tuple[int, Any]:
-    """The refusal of one pair of a request."""
-    return 422, {"error": f"inputs[{index}]: {message}", "error_type": "invalid_input"}
+def reject_pair(index: int) -> tuple[int, Any]:
+    """Reject a request because of the pair with this index."""
+    return 422, {"error": f"inputs[{index}]: bad", "error_type": "invalid_input"}
 
 
 def pairs(count: int, length: int = 1) -> list[dict[str, str]]:
@@ -188,15 +186,20 @@ def numbers_of(answers: list[Any]) -> list[int]:
     return [round(answer.in_order * 2**20) for answer in answers]
 
 
+MakeClient = Callable[..., AnyClient]
+MakeService = Callable[..., tuple[Any, FakeService]]
+
+
 class Case(NamedTuple):
-    """Inputs of a method, the type of its results or of what they are lists of, and its task.
+    """Inputs and options of a client method, and its task.
 
     Attributes:
-        implied: the options that the method sets.
+        value_type: the type of an answer, or of the values in nested lists of answers.
+        implied: options that the method sets itself.
     """
 
     rows: list[Any]
-    kind: type
+    value_type: type
     task: str
     options: dict[str, Any] = {}  # noqa: RUF012
     implied: dict[str, Any] = {}  # noqa: RUF012
@@ -236,23 +239,21 @@ CASES = {
 }
 
 
-def kinds(value: Any) -> set[type]:
-    """The types of the values of nested lists."""
-    return set().union(*map(kinds, value)) if isinstance(value, list) else {type(value)}
-
-
-def flat(value: Any) -> list[Any]:
-    """The numbers and texts of a result; names and lengths are values, too."""
-    if isinstance(value, BaseModel):
-        value = value.model_dump()
-    if isinstance(value, dict):
-        return [part for pair in value.items() for each in pair for part in flat(each)]
-    if isinstance(value, list):
-        return [len(value), *(part for each in value for part in flat(each))]
-    return [value]
+def value_types(value: Any) -> set[type]:
+    """Return the types of the values in nested lists."""
+    return set().union(*map(value_types, value)) if isinstance(value, list) else {type(value)}
 
 
 def assert_same(result: Any, expected: Any) -> None:
-    """Compare with a tolerance: the last digits depend on the batch."""
-    close = [pytest.approx(one, abs=1e-4) if type(one) is float else one for one in flat(expected)]
-    assert flat(result) == close
+    """Compare answers with a tolerance, because the last digits depend on the batch."""
+    assert type(result) is type(expected)
+    if isinstance(expected, BaseModel):
+        result, expected = result.model_dump(), expected.model_dump()
+    if isinstance(expected, dict):
+        result, expected = [*result.items()], [*expected.items()]
+    if isinstance(expected, list | tuple):
+        for value, expected_value in zip(result, expected, strict=True):
+            assert_same(value, expected_value)
+    else:
+        is_float = isinstance(expected, float)
+        assert result == (pytest.approx(expected, abs=1e-4) if is_float else expected)
