@@ -1,4 +1,4 @@
-"""Engines without a model, and requests to a queue in front of them."""
+"""An engine without a model, and requests to its queue."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from albert_serve.settings import Settings
 from albert_serve.tasks.base import EncoderInput, Logits
 
 P = ParamSpec("P")
+Call = asyncio.Task[list[Logits]]
 POISON = 666
 
 
 def on_event_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run a test that is a coroutine."""
+    """Run a coroutine test on an event loop of its own."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -33,7 +34,7 @@ def on_event_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, N
 
 
 class FakeEngine:
-    """Answers with the ids themselves; fails on any batch with the id POISON in it."""
+    """An engine that answers with the token ids, and fails on batches with the id POISON."""
 
     def __init__(self, max_batch_tokens: int = 64) -> None:
         self.max_batch_tokens = max_batch_tokens
@@ -54,7 +55,7 @@ def make_input(ids: list[int]) -> EncoderInput:
 
 
 def some_inputs(tasks: Sequence[str], seed: int = 0) -> list[EncoderInput]:
-    """Inputs of several lengths with random ids."""
+    """Return inputs of several lengths with random ids."""
     generator = np.random.default_rng(seed)
     return [
         EncoderInput(
@@ -65,7 +66,7 @@ def some_inputs(tasks: Sequence[str], seed: int = 0) -> list[EncoderInput]:
 
 
 def make_limits(**settings: Any) -> Limits:
-    """The limits of a model with these settings; without them, the defaults."""
+    """Return the limits of a model with these settings."""
     large = LargeRequests(max_bytes=settings.pop("max_held_bytes", 1 << 20))
     return Limits("tiny", Settings(bundle=Path("tiny"), **settings), large, BatchObserver())
 
@@ -75,39 +76,25 @@ def make_batcher(engine: FakeEngine, max_queue_tokens: int = 1_000_000) -> Batch
     return Batcher(engine, check_room=limits.check_tokens)
 
 
-async def occupied(
-    engine: FakeEngine, batcher: Batcher, ids: list[int]
-) -> asyncio.Task[list[Logits]]:
-    """A request that the engine is busy with."""
+@asynccontextmanager
+async def busy(engine: FakeEngine, batcher: Batcher, ids: list[int]) -> AsyncIterator[Call]:
+    """Block the engine with a request, which the body of the `with` statement gets."""
+    engine.open.clear()
     num_batches = len(engine.batches)
-    running = await started(batcher, ids)
+    call = await submit(batcher, ids)
     while len(engine.batches) == num_batches:
         await asyncio.sleep(0.001)
-    return running
-
-
-@asynccontextmanager
-async def busy(
-    engine: FakeEngine, batcher: Batcher, ids: Sequence[int] = (1,)
-) -> AsyncIterator[list[asyncio.Task[list[Logits]]]]:
-    """Keep the engine busy with a request; afterwards that, and those noted, are answered."""
-    engine.open.clear()
-    running = await occupied(engine, batcher, list(ids))
-    calls: list[asyncio.Task[list[Logits]]] = []
     try:
-        yield calls
+        yield call
     finally:
         engine.open.set()
-    await asyncio.gather(running, *calls)
+    await call
     await batcher.close()
 
 
-async def started(
-    batcher: Batcher, ids: list[int], deadline_s: float = 10.0
-) -> asyncio.Task[list[Logits]]:
-    """A request that has been queued, or is running."""
-    call = batcher.run([make_input(ids)], deadline_s)
-    running = asyncio.create_task(call)
+async def submit(batcher: Batcher, ids: list[int], deadline_s: float = 10.0) -> Call:
+    """Start a request, and let the event loop run until it is in the queue."""
+    call = asyncio.create_task(batcher.run([make_input(ids)], deadline_s))
     for _ in range(3):
         await asyncio.sleep(0)
-    return running
+    return call

@@ -1,4 +1,4 @@
-"""The queue: whose result is whose, the budget, the bound, what becomes of bad and late work."""
+"""The queue: the result of each caller, its limit, cancelled and expired requests, and closing."""
 
 from __future__ import annotations
 
@@ -19,45 +19,42 @@ from tests.albert_serve.batching.engines import (
     busy,
     make_batcher,
     make_input,
-    occupied,
     on_event_loop,
-    started,
+    submit,
 )
 
 
 @on_event_loop
-async def test_a_full_queue_refuses_with_a_time() -> None:
+async def test_a_full_queue_rejects_requests_and_says_when_to_retry() -> None:
     engine = FakeEngine()
     batcher = make_batcher(engine, max_queue_tokens=100)
-    async with busy(engine, batcher, [1] * 50) as calls:
-        calls.append(await started(batcher, [2] * 90))
+    async with busy(engine, batcher, [1] * 50):
+        await submit(batcher, [2] * 90)
         with pytest.raises(QueueFullError, match=r"11 tokens .* 10 more tokens") as caught:
             await batcher.run([make_input([3] * 11)], 10.0)
         assert caught.value.retry_after_s == 1
-        calls.append(await started(batcher, [3] * 10))
+        await submit(batcher, [3] * 10)
         with pytest.raises(QueueFullError, match=" 0 more tokens"):
             await batcher.run([make_input([3])], 10.0)
         assert batcher.num_queued_tokens == 100
 
 
-@pytest.mark.parametrize("how", ["cancelled", "expired"])
 @on_event_loop
-async def test_cancelled_and_expired_work_is_never_computed(how: str) -> None:
+async def test_cancelled_and_expired_requests_are_never_computed() -> None:
     engine = FakeEngine()
     batcher = make_batcher(engine)
-    async with busy(engine, batcher):
-        late = await started(batcher, [2], deadline_s=0.02 if how == "expired" else 10.0)
-        if how == "cancelled":
-            late.cancel()
-        (error,) = await asyncio.gather(late, return_exceptions=True)
-        expected = DeadlineExceededError if how == "expired" else asyncio.CancelledError
-        assert isinstance(error, expected)
+    async with busy(engine, batcher, [1]):
+        cancelled = await submit(batcher, [2])
+        cancelled.cancel()
+        expired = await submit(batcher, [3], deadline_s=0.02)
+        errors = await asyncio.gather(cancelled, expired, return_exceptions=True)
+        assert [type(error) for error in errors] == [asyncio.CancelledError, DeadlineExceededError]
         assert batcher.num_queued_tokens == 0
     assert engine.batches == [[[1]]]
 
 
-class RestlessEngine(FakeEngine):
-    """Now and then gives up the thread in the middle of a batch, so that everything interleaves."""
+class PausingEngine(FakeEngine):
+    """An engine that pauses in every second batch, so that other threads run in between."""
 
     def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
         answers = super().run_batch(inputs)
@@ -67,9 +64,9 @@ class RestlessEngine(FakeEngine):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_under_random_load_each_caller_has_the_right_result(seed: int) -> None:
+def test_each_caller_gets_its_own_result_under_random_load(seed: int) -> None:
     chance = random.Random(seed)
-    engine = RestlessEngine()
+    engine = PausingEngine()
     batcher = make_batcher(engine, max_queue_tokens=400)
 
     async def call(inputs: list[list[int]], deadline_s: float) -> None:
@@ -109,18 +106,16 @@ def test_under_random_load_each_caller_has_the_right_result(seed: int) -> None:
 
 
 @on_event_loop
-async def test_closing_waits_for_what_runs_and_refuses_what_comes() -> None:
+async def test_closing_waits_for_accepted_requests_and_rejects_new_ones() -> None:
     engine = FakeEngine(max_batch_tokens=1)
     batcher = make_batcher(engine)
-    engine.open.clear()
-    running = await occupied(engine, batcher, [0])
-    accepted = [await started(batcher, [number]) for number in range(1, 5)]
-    closing = asyncio.create_task(batcher.close())
-    await asyncio.sleep(0.01)
-    assert not closing.done()
-    with pytest.raises(NotReadyError):
-        await batcher.run([make_input([9])], 10.0)
-    engine.open.set()
+    async with busy(engine, batcher, [0]) as running:
+        accepted = [await submit(batcher, [number]) for number in range(1, 5)]
+        closing = asyncio.create_task(batcher.close())
+        await asyncio.sleep(0.01)
+        assert not closing.done()
+        with pytest.raises(NotReadyError):
+            await batcher.run([make_input([9])], 10.0)
     await closing
     answers = [call.result()[0].tolist() for call in (running, *accepted)]
     assert answers == [[[number]] for number in range(5)]

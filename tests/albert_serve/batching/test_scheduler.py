@@ -1,4 +1,4 @@
-"""The scheduler, with random requests on a clock that only the engine's work moves on."""
+"""The scheduler with random requests. Only the work of the engine advances the clock."""
 
 from __future__ import annotations
 
@@ -20,35 +20,36 @@ S_PER_TOKEN = 0.01
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Arrival:
-    """A request, when it comes, and when its caller leaves. `taken` is filled as it is served."""
+    """A request, the time of its arrival, and the time when its caller leaves.
+
+    Attributes:
+        served: the indices of the inputs that were in a batch.
+    """
 
     lengths: list[int]
-    comes_s: float = 0.0
+    arrival_s: float = 0.0
     leaves_s: float = math.inf
-    patience_s: float = math.inf
+    timeout_s: float = math.inf
     request: QueuedRequest = field(init=False)
-    taken: list[int] = field(default_factory=list)
-    expired: bool = False
+    served: list[int] = field(default_factory=list)
+    is_expired: bool = False
 
     def __post_init__(self) -> None:
-        self.request = QueuedRequest(lengths=self.lengths, ends_s=self.comes_s + self.patience_s)
+        self.request = QueuedRequest(lengths=self.lengths, ends_s=self.arrival_s + self.timeout_s)
 
     @property
     def is_short(self) -> bool:
         return sum(self.lengths) <= SHORT_TOKENS
 
     @property
-    def num_left(self) -> int:
-        return len(self.lengths) - len(self.taken)
-
-    @property
-    def tokens_left(self) -> int:
-        return sum(self.lengths) - sum(self.lengths[index] for index in self.taken)
+    def remaining(self) -> list[int]:
+        """The lengths of the inputs that were in no batch."""
+        return [n for index, n in enumerate(self.lengths) if index not in self.served]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One batch: who waited when it was taken, and what was taken and given up."""
+    """One batch, the requests that waited before it, and the requests that expired."""
 
     now_s: float
     waiting: list[Arrival]
@@ -68,23 +69,21 @@ class Step:
         return CALL_OVERHEAD + max(self.lengths) * len(self.lengths)
 
 
-def make_scheduler() -> Scheduler[QueuedRequest]:
-    return Scheduler(max_batch_tokens=MAX_BATCH_TOKENS, call_overhead_tokens=CALL_OVERHEAD)
-
-
 def simulate(arrivals: Sequence[Arrival]) -> Iterator[Step]:
-    """Serve all of them; between two steps the queue is what the arrivals' own books say."""
-    scheduler = make_scheduler()
-    of = {arrival.request: arrival for arrival in arrivals}
-    coming = sorted(arrivals, key=lambda arrival: arrival.comes_s)
+    """Serve all requests. After each step, compare the size of the queue with the arrivals."""
+    scheduler: Scheduler[QueuedRequest] = Scheduler(
+        max_batch_tokens=MAX_BATCH_TOKENS, call_overhead_tokens=CALL_OVERHEAD
+    )
+    arrival_of = {arrival.request: arrival for arrival in arrivals}
+    future = sorted(arrivals, key=lambda arrival: arrival.arrival_s)
     waiting: list[Arrival] = []
     now_s = 0.0
-    while coming or waiting:
+    while future or waiting:
         if not waiting:
-            now_s = max(now_s, coming[0].comes_s)
-        while coming and coming[0].comes_s <= now_s:
-            scheduler.add(coming[0].request)
-            waiting.append(coming.pop(0))
+            now_s = max(now_s, future[0].arrival_s)
+        while future and future[0].arrival_s <= now_s:
+            scheduler.add(future[0].request)
+            waiting.append(future.pop(0))
         for arrival in [arrival for arrival in waiting if arrival.leaves_s <= now_s]:
             scheduler.remove(arrival.request)
             waiting.remove(arrival)
@@ -92,16 +91,17 @@ def simulate(arrivals: Sequence[Arrival]) -> Iterator[Step]:
         step = Step(
             now_s=now_s,
             waiting=list(waiting),
-            members=[(of[request], index) for request, index in batch.members],
-            expired=[of[request] for request in batch.expired],
+            members=[(arrival_of[request], index) for request, index in batch.members],
+            expired=[arrival_of[request] for request in batch.expired],
         )
         for arrival in step.expired:
-            arrival.expired = True
+            arrival.is_expired = True
             waiting.remove(arrival)
         for arrival, index in step.members:
-            arrival.taken.append(index)
-        waiting = [arrival for arrival in waiting if arrival.num_left]
-        assert_queue_holds(scheduler, waiting)
+            arrival.served.append(index)
+        waiting = [arrival for arrival in waiting if arrival.remaining]
+        assert scheduler.num_requests == len(waiting)
+        assert scheduler.num_tokens == sum(sum(arrival.remaining) for arrival in waiting)
         if step.members:
             yield step
             now_s += step.cost_tokens * S_PER_TOKEN
@@ -110,114 +110,97 @@ def simulate(arrivals: Sequence[Arrival]) -> Iterator[Step]:
     assert scheduler.num_requests == 0
 
 
-def assert_queue_holds(scheduler: Scheduler[QueuedRequest], waiting: Sequence[Arrival]) -> None:
-    assert scheduler.num_requests == len(waiting)
-    assert scheduler.num_tokens == sum(arrival.tokens_left for arrival in waiting)
-
-
-lengths = st.one_of(st.integers(1, 90), st.integers(18, 24))
-seconds = st.floats(0, 30)
-patient = st.builds(
-    Arrival,
-    lengths=st.lists(lengths, min_size=1, max_size=12),
-    comes_s=seconds,
+LENGTHS = st.lists(st.integers(1, 90) | st.integers(18, 24), min_size=1, max_size=12)
+SECONDS = st.floats(0, 30)
+PATIENT = st.builds(Arrival, lengths=LENGTHS, arrival_s=SECONDS)
+IMPATIENT = st.builds(
+    Arrival, lengths=LENGTHS, arrival_s=SECONDS, leaves_s=SECONDS, timeout_s=st.floats(0, 20)
 )
-impatient = st.builds(
-    Arrival,
-    lengths=st.lists(lengths, min_size=1, max_size=12),
-    comes_s=seconds,
-    leaves_s=seconds,
-    patience_s=st.floats(0, 20),
-)
-crowds = st.lists(patient, min_size=1, max_size=25)
-impatient_crowds = st.lists(impatient, min_size=1, max_size=25)
+PATIENT_CROWDS = st.lists(PATIENT, min_size=1, max_size=25)
+IMPATIENT_CROWDS = st.lists(IMPATIENT, min_size=1, max_size=25)
 
 
 @settings(max_examples=100, deadline=None)
-@given(arrivals=crowds | impatient_crowds)
-def test_every_input_is_taken_once_unless_its_request_is_dropped(arrivals: list[Arrival]) -> None:
+@given(arrivals=PATIENT_CROWDS | IMPATIENT_CROWDS)
+def test_every_input_is_served_once_unless_its_request_expires_or_is_removed(
+    arrivals: list[Arrival],
+) -> None:
     for step in simulate(arrivals):
         assert all(arrival.request.ends_s <= step.now_s for arrival in step.expired)
         for arrival, _ in step.members:
             assert arrival.request.ends_s > step.now_s
             assert arrival.leaves_s > step.now_s
     for arrival in arrivals:
-        assert len(set(arrival.taken)) == len(arrival.taken)
-        is_gone = arrival.expired or arrival.leaves_s < math.inf
-        assert is_gone or sorted(arrival.taken) == list(range(len(arrival.lengths)))
+        assert len(set(arrival.served)) == len(arrival.served)
+        may_be_incomplete = arrival.is_expired or arrival.leaves_s < math.inf
+        assert may_be_incomplete or not arrival.remaining
 
 
-def fits(members: Sequence[int]) -> bool:
-    longest = max(members)
-    padding = sum(longest - length for length in members)
-    return len(members) * longest <= MAX_BATCH_TOKENS and padding <= CALL_OVERHEAD
+def is_within_limits(lengths: Sequence[int]) -> bool:
+    num_padded = len(lengths) * max(lengths)
+    return num_padded <= MAX_BATCH_TOKENS and num_padded - sum(lengths) <= CALL_OVERHEAD
 
 
 @settings(max_examples=100, deadline=None)
-@given(arrivals=crowds)
+@given(arrivals=PATIENT_CROWDS)
 def test_a_batch_is_within_its_limits_and_as_full_as_they_allow(
     arrivals: list[Arrival],
 ) -> None:
-    inputs_by_arrival: dict[Arrival, set[int]] = {arrival: set() for arrival in arrivals}
     for step in simulate(arrivals):
-        assert fits(step.lengths) or len(step.lengths) == 1
-        for arrival, index in step.members:
-            inputs_by_arrival[arrival].add(index)
-        remaining = [
-            length
-            for arrival in step.waiting
-            for index, length in enumerate(arrival.lengths)
-            if index not in inputs_by_arrival[arrival]
-        ]
-        assert not any(fits([*step.lengths, length]) for length in remaining)
+        assert is_within_limits(step.lengths) or len(step.lengths) == 1
+        for arrival in step.waiting:
+            for length in arrival.remaining:
+                assert not is_within_limits([*step.lengths, length])
 
 
 @settings(max_examples=150, deadline=None)
-@given(arrivals=crowds)
-def test_a_request_waits_for_one_slot_of_each_of_its_size_that_is_before_it(
+@given(arrivals=PATIENT_CROWDS)
+def test_a_request_waits_for_at_most_one_batch_of_each_earlier_request_of_its_size(
     arrivals: list[Arrival],
 ) -> None:
-    slots_left: dict[Arrival, int] = {}  # until it has to be served
+    max_waits: dict[Arrival, int] = {}  # the number of batches that may precede the next one
     for step in simulate(arrivals):
-        chosen = {arrival for arrival, _ in step.members}
+        served = {arrival for arrival, _ in step.members}
         rivals = [arrival for arrival in step.waiting if arrival.is_short == step.seed.is_short]
         for arrival in rivals:
-            left = slots_left.get(arrival, len(rivals) - 1)
-            assert left >= 0
-            slots_left[arrival] = len(rivals) - 1 if arrival in chosen else left - 1
+            max_wait = max_waits.get(arrival, len(rivals) - 1)
+            assert max_wait >= 0
+            max_waits[arrival] = len(rivals) - 1 if arrival in served else max_wait - 1
 
 
 @settings(max_examples=300, deadline=None)
-@given(arrivals=crowds)
-def test_short_requests_get_no_more_compute_than_large_ones_that_wait(
+@given(arrivals=PATIENT_CROWDS)
+def test_short_requests_get_no_more_compute_than_waiting_large_requests(
     arrivals: list[Arrival],
 ) -> None:
-    """So a large one waits at most twice as long for them, and two batches."""
-    most = CALL_OVERHEAD + max(MAX_BATCH_TOKENS, *(max(arrival.lengths) for arrival in arrivals))
-    lead = 0  # the greatest over any time until now
+    """So a large request waits at most twice as long as without them, plus two batches."""
+    max_cost = CALL_OVERHEAD + max(
+        MAX_BATCH_TOKENS, *(max(arrival.lengths) for arrival in arrivals)
+    )
+    lead = 0  # the compute of short requests minus large requests, since its minimum
     for step in simulate(arrivals):
         if len({arrival.is_short for arrival in step.waiting}) == 2:
             lead = max(0, lead + (step.cost_tokens if step.seed.is_short else -step.cost_tokens))
-            assert lead <= 2 * most
+            assert lead <= 2 * max_cost
 
 
-def test_a_short_request_is_in_the_next_batch_but_one_however_many_large_ones_there_are() -> None:
+def test_many_large_requests_delay_a_short_request_by_at_most_one_batch() -> None:
     large = [Arrival(lengths=[60]) for _ in range(20)]
-    short = [Arrival(lengths=[10], comes_s=comes_s) for comes_s in (0.1, 5.0)]
+    short = [Arrival(lengths=[10], arrival_s=arrival_s) for arrival_s in (0.1, 5.0)]
     (first, *_) = simulate([Arrival(lengths=[60]), Arrival(lengths=[10])])
     assert first.lengths == [10]
     steps = list(simulate([*large, *short]))
     for arrival in short:
-        came = next(place for place, step in enumerate(steps) if step.now_s >= arrival.comes_s)
-        served = next(place for place, step in enumerate(steps) if (arrival, 0) in step.members)
-        assert served <= came + 1
+        arrived_at = next(n for n, step in enumerate(steps) if step.now_s >= arrival.arrival_s)
+        served_at = next(n for n, step in enumerate(steps) if (arrival, 0) in step.members)
+        assert served_at <= arrived_at + 1
 
 
-def test_like_lengths_run_together_one_of_each_request_in_turn() -> None:
-    large, other = Arrival(lengths=[8] * 100), Arrival(lengths=[8] * 100)
-    for step in list(simulate([large, other]))[:20]:
+def test_a_batch_has_similar_lengths_and_takes_inputs_of_requests_in_turn() -> None:
+    first, second = Arrival(lengths=[8] * 100), Arrival(lengths=[8] * 100)
+    for step in list(simulate([first, second]))[:20]:
         members = [arrival for arrival, _ in step.members]
-        assert members.count(large) == members.count(other) == 4
+        assert members.count(first) == members.count(second) == 4
     steps = list(simulate([Arrival(lengths=[length]) for length in (20, 3, 19, 4, 5, 3, 21)]))
     assert [sorted(step.lengths) for step in steps] == [[3, 3, 4, 5], [19, 20, 21]]
 
@@ -226,12 +209,14 @@ def test_like_lengths_run_together_one_of_each_request_in_turn() -> None:
     lengths=st.lists(st.integers(1, 512), max_size=60),
     max_tokens=st.sampled_from([1, 600, 4096]),
     max_padding=st.sampled_from([0, 16, math.inf]),
-    ascends=st.booleans(),
+    is_ascending=st.booleans(),
 )
-def test_batches_hold_every_index_once_within_the_limits(
-    lengths: list[int], max_tokens: int, max_padding: float, ascends: bool
+def test_batches_have_every_index_once_and_stay_within_the_limits(
+    lengths: list[int], max_tokens: int, max_padding: float, is_ascending: bool
 ) -> None:
-    order = sorted(range(len(lengths)), key=lambda index: lengths[index] * (1 if ascends else -1))
+    order = sorted(
+        range(len(lengths)), key=lambda index: lengths[index] * (1 if is_ascending else -1)
+    )
     batches = cut_batches(order, lengths, max_tokens, max_padding_tokens=max_padding)
     assert [index for batch in batches for index in batch] == order
     for batch in batches:
@@ -239,6 +224,6 @@ def test_batches_hold_every_index_once_within_the_limits(
         padded = len(members) * max(members)
         assert padded <= max_tokens or len(members) == 1
         assert padded - sum(members) <= max_padding
-    if not ascends:
+    if not is_ascending:
         grouped = group_by_length(lengths, max_tokens, max_padding_tokens=max_padding)
         assert grouped == batches
