@@ -1,4 +1,4 @@
-"""Jobs whose answers follow from the texts alone, without a model."""
+"""Scoring jobs without a model: their answers are hashes of the texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import lzma
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pyarrow import parquet
 
 from albert_serve.api.schemas import TaskRequest
 from albert_serve.errors import InvalidInputError
+from albert_serve.scoring.answering import Scorer
 from albert_serve.scoring.answers import OUTPUT, RowResult
 from albert_serve.scoring.job import score_files
 from albert_serve.scoring.options import ScoreOptions, ScoreSummary
@@ -24,7 +25,7 @@ SUFFIXES = [".jsonl", ".csv", ".tsv", ".tsv.gz", ".jsonl.bz2", ".csv.xz", ".json
 
 
 class HashScorer:
-    """Classifies texts by their hashes; refuses those that are empty, and fails at "broken"."""
+    """A classifier by hashes of texts. An empty text and the text "broken" are errors."""
 
     task = "text-classification"
     heads: Sequence[str] = ("default",)
@@ -41,7 +42,8 @@ class HashScorer:
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: TaskRequest) -> RowResult:
-        text = text_of(request)
+        inputs: Any = request.inputs
+        text = inputs if isinstance(inputs, str) else inputs.text
         if not text:
             return RowResult.of_error(InvalidInputError("the text is empty"))
         self.texts.append(text)
@@ -51,18 +53,21 @@ class HashScorer:
         return RowResult(values={OUTPUT: labels_of(text)}, num_tokens=len(text.split()))
 
 
-def score(source: Path | list[Path | str], output: Path | str, **options: Any) -> ScoreSummary:
-    """Score files by hashes."""
-    inputs = source if isinstance(source, list) else [source]
-    return score_files(HashScorer(), inputs, output, ScoreOptions(**options))
-
-
-def text_of(request: TaskRequest) -> str:
-    inputs: Any = request.inputs
-    return inputs if isinstance(inputs, str) else inputs.text
+def score(
+    source: Path | Sequence[Path | str],
+    output: Path | str,
+    scorer: Scorer | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
+    **options: Any,
+) -> ScoreSummary:
+    """Score files, by default with a `HashScorer`."""
+    inputs = [source] if isinstance(source, Path) else source
+    job = scorer or HashScorer(), inputs, output, ScoreOptions(**options)
+    return score_files(*job, is_stopped=is_stopped)
 
 
 def labels_of(text: str) -> list[dict[str, Any]]:
+    """Return the answer of a `HashScorer` to a text."""
     score = int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:6]) / (1 << 48)
     labels = [{"label": "good", "score": score}, {"label": "bad", "score": 1 - score}]
     return sorted(labels, key=lambda label: -float(str(label["score"])))
@@ -77,14 +82,14 @@ def write_csv(file: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 
 def write_jsonl(file: Path, rows: Sequence[object]) -> Path:
-    """Rows, of which texts are lines as they are."""
+    """Write rows as JSON. A row that is a string becomes a line as it is."""
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return file
 
 
 def write_dataset(folder: Path, table: Any) -> None:
-    """Write what `save_to_disk` of `datasets` does, and a cache that it may leave beside it."""
+    """Write the files of `save_to_disk` of `datasets`, and a cache file that it may leave."""
     folder.mkdir(parents=True)
     for name in ("data-00000-of-00001.arrow", "cache-1.arrow"):
         with pyarrow.ipc.new_stream(str(folder / name), table.schema) as stream:
@@ -93,26 +98,20 @@ def write_dataset(folder: Path, table: Any) -> None:
     (folder / "state.json").write_text('{"_data_files": []}')
 
 
-def read_table(file: Path) -> list[dict[str, Any]]:
-    """The rows of CSV, TSV or Parquet."""
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Read the rows of a file of any format and compression."""
     if file.suffix == ".parquet":
         rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
         return rows
-    stream = io.StringIO(_content(file), newline="")
-    return list(csv.DictReader(stream, delimiter="\t" if ".tsv" in file.suffixes else ","))
-
-
-def read_jsonl(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in _content(file).removesuffix("\n").split("\n") if line]
-
-
-def read_any(file: Path) -> list[dict[str, Any]]:
-    """The rows of a file of any format and compression."""
-    return read_jsonl(file) if ".jsonl" in file.suffixes else read_table(file)
+    content = _content(file)
+    if ".jsonl" in file.suffixes:
+        return [json.loads(line) for line in content.removesuffix("\n").split("\n") if line]
+    delimiter = "\t" if ".tsv" in file.suffixes else ","
+    return list(csv.DictReader(io.StringIO(content, newline=""), delimiter=delimiter))
 
 
 def _content(file: Path) -> str:
-    """The text of a file; pyarrow knows the other compressions by the name."""
+    """Read a file as text. pyarrow detects compressions except xz from the name."""
     if file.suffix == ".xz":
         return lzma.decompress(file.read_bytes()).decode()
     with pyarrow.input_stream(str(file)) as stream:
@@ -120,8 +119,5 @@ def _content(file: Path) -> str:
 
 
 def texts(count: int) -> list[dict[str, Any]]:
-    """Rows of which some cannot be answered."""
-    return [
-        {"id": number, "text": "" if number % 29 == 7 else f"text {number}"}
-        for number in range(count)
-    ]
+    """Return rows, of which some have empty texts."""
+    return [{"id": i, "text": "" if i % 29 == 7 else f"text {i}"} for i in range(count)]

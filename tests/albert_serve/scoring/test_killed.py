@@ -1,8 +1,9 @@
-"""A job that is killed resumes with the same command, and has each row once, in order.
+"""A killed job resumes with the same command, and writes each row once, in order.
 
-As a program, it kills a job at each of its file operations, resumes it and compares the output:
-python -m tests.albert_serve.scoring.test_killed FOLDER SUFFIX STEP, where the suffix / is a folder
-of parts. Each run is a fork, so that it starts immediately. Prints the number of kills.
+As a program, this module kills a job at every STEP-th of its file operations, resumes the job and
+compares its output with an uninterrupted job. It prints the number of kills:
+python -m tests.albert_serve.scoring.test_killed FOLDER SUFFIX STEP
+If SUFFIX is `/`, the output is a folder of parts. Each run is a fork, so it starts immediately.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ from typing import Any
 
 import pytest
 
-from albert_serve.scoring.job import score_files
-from albert_serve.scoring.options import ScoreOptions
-from tests.albert_serve.scoring.jobs import HashScorer, read_any, read_table, texts, write_jsonl
+from tests.albert_serve.scoring.jobs import read_rows, score, texts, write_jsonl
 from tests.albert_serve.support import ROOT
 
 pytestmark = pytest.mark.process
@@ -39,13 +38,13 @@ pytestmark = pytest.mark.process
 )
 def test_killed_at_each_file_operation(suffix: str, step: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", __name__, str(tmp_path), suffix, str(step)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 10 / step
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) > 10 / step
 
 
 @pytest.mark.slow
-def test_sigterm_ends_after_the_part(
+def test_sigterm_ends_the_job_after_the_current_part(
     sentences: list[str], bundle_dir: Path, tmp_path: Path
 ) -> None:
     rows = [{"id": i, "text": f"{i} {sentences[i % len(sentences)]}"} for i in range(320)]
@@ -69,21 +68,21 @@ def test_sigterm_ends_after_the_part(
     assert errors.splitlines()[-1].endswith("rows. Repeat the command to resume.")
     entries = [json.loads(line) for line in log.read_text().splitlines()]
     assert [entry["num_rows"] for entry in entries] == [16] * len(entries)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert f"320 rows, 0 with errors, {16 * len(entries)} from an earlier run" in done.stdout
-    assert [row["id"] for row in read_table(output)] == [str(i) for i in range(320)]
+    resumed = subprocess.check_output(command, cwd=ROOT, text=True)
+    assert f"320 rows, 0 with errors, {16 * len(entries)} from an earlier run" in resumed
+    assert [row["id"] for row in read_rows(output)] == [str(i) for i in range(320)]
 
 
 def rows_of(output: str) -> list[dict[str, Any]]:
-    """The rows of an output: a file, or a folder of complete parts."""
+    """Read the rows of an output, which is a file or a folder of all parts."""
     if not output.endswith("/"):
-        return read_any(Path(output))
+        return read_rows(Path(output))
     assert (Path(output) / "_SUCCESS").exists()
-    return [row for part in sorted(Path(output).glob("part-*")) for row in read_any(part)]
+    return [row for part in sorted(Path(output).glob("part-*")) for row in read_rows(part)]
 
 
 def run(folder: Path, output: str, kill_at: int | None) -> bool:
-    """Run the job in a process that is killed at one of its file operations; whether it ended."""
+    """Run the job in a process that is killed at a file operation. Return whether it finished."""
     count = 0
 
     def audit(event: str, arguments: tuple[object, ...]) -> None:
@@ -98,7 +97,7 @@ def run(folder: Path, output: str, kill_at: int | None) -> bool:
     pid = os.fork()
     if pid == 0:
         sys.addaudithook(audit)
-        score_files(HashScorer(), [folder / "in.jsonl"], output, ScoreOptions(part_rows=20))
+        score(folder / "in.jsonl", output, part_rows=20)
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert code in (0, -signal.SIGKILL), code
@@ -107,8 +106,8 @@ def run(folder: Path, output: str, kill_at: int | None) -> bool:
 
 def main(folder: Path, suffix: str, step: int) -> None:
     write_jsonl(folder / "in.jsonl", texts(70))
-    assert run(folder, f"{folder}/whole{suffix}", None)
-    expected = rows_of(f"{folder}/whole{suffix}")
+    assert run(folder, f"{folder}/uninterrupted{suffix}", None)
+    expected = rows_of(f"{folder}/uninterrupted{suffix}")
     assert len(expected) == 70
     output, num_kills = f"{folder}/out{suffix}", 0
     file, parts = Path(output.rstrip("/")), Path(f"{output.rstrip('/')}.parts")
@@ -119,7 +118,7 @@ def main(folder: Path, suffix: str, step: int) -> None:
         if run(folder, output, kill_at):
             break
         num_kills += 1
-        run(folder, output, kill_at + 3)  # killed again a few operations later, unless it ends
+        run(folder, output, kill_at + 3)  # may be killed again, a few operations later
         assert run(folder, output, None)
         assert rows_of(output) == expected, kill_at
         assert not parts.exists(), kill_at

@@ -1,4 +1,4 @@
-"""Scorers of rows: each row has its result, in files, tables, iterators and pipelines."""
+"""Scoring with a model: results and errors of rows in files, tables, iterators and pipelines."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from albert_serve.errors import BundleMissingError, EngineError, InvalidInputErr
 from albert_serve.scoring import AlbertScorer
 from albert_serve.scoring.dataset import score_dataset
 from albert_serve.scoring.errors import TooManyErrorsError
-from albert_serve.scoring.job import score_files
 from albert_serve.scoring.local import LocalScorer
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.settings import CACHE_VARIABLE, RuntimeOptions
 from albert_serve.tasks import EncoderInput, Logits, TaskSetup, open_task
 from albert_serve.tasks.base import Runner
-from tests.albert_serve.scoring.jobs import HashScorer, labels_of, read_jsonl, write_jsonl
+from tests.albert_serve.scoring import jobs
+from tests.albert_serve.scoring.jobs import HashScorer, labels_of, read_rows, write_jsonl
 from tests.albert_serve.support import ROOT, Answerer, TorchEngine
 
 pytestmark = pytest.mark.process
 
 
-class Poisoned(TorchEngine):
-    """Fails on any batch that holds the poisonous token."""
+class PoisonedEngine(TorchEngine):
+    """An engine that fails on every batch with a certain token."""
 
     def __init__(self, engine: TorchEngine, poison: int) -> None:
         super().__init__(engine.model, engine.max_batch_tokens)
@@ -51,21 +51,21 @@ Score = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
-def score(engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path) -> Score:
-    """Scores rows of a task, keeps their ids, and gives the results."""
+def score(torch_engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path) -> Score:
+    """A function that scores rows of a task and returns the results with the ids."""
 
     def run(
-        task: str, rows: Sequence[object], runner: Runner = engine, **parameters: Any
+        task: str, rows: Sequence[object], runner: Runner = torch_engine, **parameters: Any
     ) -> list[dict[str, Any]]:
         source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-        options = ScoreOptions(parameters=parameters, keep=["id"])
-        score_files(LocalScorer(runner, task, task_setup), [source], output, options)
-        return read_jsonl(output)
+        scorer = LocalScorer(runner, task, task_setup)
+        jobs.score(source, output, scorer, parameters=parameters, keep=["id"])
+        return read_rows(output)
 
     return run
 
 
-def test_rows_keep_their_order_and_their_ids(
+def test_results_have_the_order_and_the_ids_of_the_rows(
     score: Score, answer: Answerer, task_setup: TaskSetup, sentences: list[str]
 ) -> None:
     rows = [{"id": i, "text": text, "rating": 3} for i, text in enumerate(sentences)]
@@ -85,20 +85,20 @@ def test_rows_keep_their_order_and_their_ids(
         ("sentence-order", {"sentences": ["a", "b", "c"]}, {"pairs", "coherence"}),
     ],
 )
-def test_bare_fields_and_inputs_are_the_same(
+def test_a_row_has_the_fields_of_an_item_or_inputs_as_in_a_request(
     task: str, item: dict[str, Any], fields: set[str], score: Score
 ) -> None:
     inputs: Any = item["text"] if list(item) == ["text"] else item
     rows = [item, {"inputs": None, **item}, {"inputs": inputs}, {"inputs": [inputs, inputs]}]
-    bare, also_bare, one, several = score(task, rows)
-    assert bare == also_bare == one
-    assert several["output"] == [one["output"]] * 2
-    best = one["output"][0] if isinstance(one["output"], list) else one["output"]
-    assert set(best) >= fields
+    with_fields, with_null_inputs, with_inputs, with_list = score(task, rows)
+    assert with_fields == with_null_inputs == with_inputs
+    output = with_inputs["output"]
+    assert with_list["output"] == [output] * 2
+    assert set(output[0] if isinstance(output, list) else output) >= fields
 
 
-def trained(task: str, length: int) -> dict[str, Any]:
-    """A manifest's part about training."""
+def training_of(task: str, length: int) -> dict[str, Any]:
+    """Return the entry of a manifest about the training of a task."""
     settings = {"length": length, "embeddings": "True" if task == "feature-extraction" else None}
     return {"stages": [{"tasks": [task], "settings": settings}]}
 
@@ -107,51 +107,54 @@ LONG = "run " * 40
 
 
 @pytest.mark.parametrize("task", ["text-classification", "feature-extraction"])
-def test_long_texts_are_truncated_to_the_length_of_training(
-    task: str, engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+def test_long_texts_are_truncated_to_the_length_of_training_by_default(
+    task: str, torch_engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
 ) -> None:
-    scorer = LocalScorer(engine, task, task_setup, training=trained(task, 16))
-    name = "truncate" if task == "feature-extraction" else "truncation"
+    scorer = LocalScorer(torch_engine, task, task_setup, training=training_of(task, 16))
+    option = "truncate" if task == "feature-extraction" else "truncation"
     rows: list[object] = [{"text": text} for text in ("run", LONG, "run " * 14, "run " * 15)]
-    rows += [{"text": LONG, "parameters": {name: False}}]
+    rows += [{"text": LONG, "parameters": {option: False}}]
     source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    summary = score_files(scorer, [source], output)
-    assert [row.get("truncated_tokens") for row in read_jsonl(output)] == [None, 26, None, 1, None]
+    summary = jobs.score(source, output, scorer)
+    assert [row.get("truncated_tokens") for row in read_rows(output)] == [None, 26, None, 1, None]
     truncated, omitted = summary.long_texts()
     assert truncated.startswith("2 of 5 texts were truncated to 16 tokens (--no-truncation ")
     assert omitted.startswith("1 of 5 texts were omitted, because they have more than 16 tokens (")
-    strict = score_files(scorer, [source], output, ScoreOptions(truncation=False))
+    strict = jobs.score(source, output, scorer, truncation=False)
     assert (strict.num_truncated, strict.errors_by_type) == (0, {"too_long": 3})
-    assert read_jsonl(output)[1]["error_type"] == "too_long"
+    assert read_rows(output)[1]["error_type"] == "too_long"
 
 
-def test_vectors_of_tokens_and_untrained_tasks_have_all_positions(
-    engine: TorchEngine, task_setup: TaskSetup
+def test_token_embeddings_and_untrained_tasks_use_all_positions(
+    torch_engine: TorchEngine, task_setup: TaskSetup
 ) -> None:
-    training = trained("feature-extraction", 16)
-    embedder = LocalScorer(engine, "feature-extraction", task_setup, training=training)
-    assert embedder.text_length({}) == 16
-    assert embedder.text_length({"pooling": "none"}) == task_setup.max_positions
-    classifier = LocalScorer(engine, "text-classification", task_setup, training=training)
-    assert classifier.text_length({}) == task_setup.max_positions
+    training = training_of("feature-extraction", 16)
+    for task, parameters, length in (
+        ("feature-extraction", {}, 16),
+        ("feature-extraction", {"pooling": "none"}, task_setup.max_positions),
+        ("text-classification", {}, task_setup.max_positions),
+    ):
+        scorer = LocalScorer(torch_engine, task, task_setup, training=training)
+        assert scorer.text_length(parameters) == length
 
 
-def test_parts_of_token_vectors_are_smaller(
-    engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
+def test_parts_of_token_embeddings_have_at_most_128_rows(
+    torch_engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
 ) -> None:
-    scorer = LocalScorer(engine, "feature-extraction", task_setup)
+    scorer = LocalScorer(torch_engine, "feature-extraction", task_setup)
     for pooling, num_rows, num_parts in (("mean", 129, 1), ("none", 128, 1), ("none", 129, 2)):
         source = write_jsonl(tmp_path / "in.jsonl", [{"text": "run " * 128}] * num_rows)
-        options = ScoreOptions(parameters={"pooling": pooling}, keep=[])
+        parameters = {"pooling": pooling}
         output = tmp_path / f"{pooling}-{num_rows}.jsonl"
-        assert score_files(scorer, [source], output, options).num_parts == num_parts
+        summary = jobs.score(source, output, scorer, parameters=parameters, keep=[])
+        assert summary.num_parts == num_parts
 
 
-def test_a_bad_row_fails_alone(score: Score) -> None:
+def test_errors_of_a_row_do_not_affect_other_rows(score: Score) -> None:
     rows: list[tuple[object, str]] = [
-        ({"text": "a [MASK]"}, "fine"),
+        ({"text": "a [MASK]"}, "no error"),
         ("{not json", "malformed"),
-        ("", "skipped"),
+        ("", "empty line"),
         ("[1]", "malformed"),
         ("NaN", "malformed"),
         ('{"id": 1e400, "text": "a [MASK]"}', "malformed"),
@@ -164,11 +167,11 @@ def test_a_bad_row_fails_alone(score: Score) -> None:
         ({"id": "\ud800", "text": "\ud800 [MASK]"}, "invalid_input"),
         ({"text": "[MASK] " + "a " * 300, "parameters": {"truncation": False}}, "too_long"),
         ({"text": ""}, "no_mask"),
-        ({"text": "b [MASK]"}, "fine"),
+        ({"text": "b [MASK]"}, "no error"),
     ]
     results = score("fill-mask", [row for row, _ in rows])
-    expected = [kind for _, kind in rows if kind != "skipped"]
-    assert [row.get("error_type", "fine") for row in results] == expected
+    expected = [error_type for _, error_type in rows if error_type != "empty line"]
+    assert [row.get("error_type", "no error") for row in results] == expected
     assert results[1]["error"].startswith("line 2 is not JSON")
     assert results[2]["error"] == "line 4 is not a JSON object."
     assert results[5]["id"] == 7
@@ -177,33 +180,36 @@ def test_a_bad_row_fails_alone(score: Score) -> None:
     assert results[11]["id"] == "\N{REPLACEMENT CHARACTER}"
 
 
-def test_a_row_that_breaks_the_engine_fails_alone(
-    score: Score, engine: TorchEngine, task_setup: TaskSetup
+def test_an_engine_error_of_a_row_does_not_affect_other_rows(
+    score: Score, torch_engine: TorchEngine, task_setup: TaskSetup
 ) -> None:
     poison = task_setup.tokenizer.token_id("€")
     assert poison is not None
-    poisoned = Poisoned(engine, poison=poison)
     rows = [{"id": i, "text": "a €" if i == 5 else f"text {i}"} for i in range(20)]
-    results = score("text-classification", rows, poisoned)
+    results = score("text-classification", rows, PoisonedEngine(torch_engine, poison=poison))
     assert [row["id"] for row in results] == list(range(20))
     assert [row["id"] for row in results if "error" in row] == [5]
     assert results[5] == {"id": 5, "error": "poison", "error_type": "engine"}
 
 
-def test_notes_and_parameters_of_a_row_are_its_own(score: Score) -> None:
+def test_parameters_and_warnings_of_a_row_do_not_affect_other_rows(score: Score) -> None:
     rows = [
         {"text": "[MASK] " + "word " * 300, "parameters": {"truncation": True}},
         {"text": "a [MASK]", "parameters": {"targets": "supervolcanoes"}},
         {"text": "a [MASK]", "parameters": {"top_k": 3}},
     ]
-    cut, replaced, several = score("fill-mask", rows, top_k=2)
-    assert [len(row["output"]) for row in (cut, replaced, several)] == [2, 1, 3]
-    assert cut["truncated_tokens"] > 0
-    assert "Its first piece" in replaced["warnings"][0]
-    assert several.keys() == {"output"}
+    truncated, with_target, with_top_k = score("fill-mask", rows, top_k=2)
+    assert [len(row["output"]) for row in (truncated, with_target, with_top_k)] == [2, 1, 3]
+    assert truncated["truncated_tokens"] > 0
+    assert "Its first piece" in with_target["warnings"][0]
+    assert with_top_k.keys() == {"output"}
 
 
-PARAMETERS: Final = {"top_k": 1, "truncation": False}
+OPTIONS: Final[dict[str, Any]] = {
+    "parameters": {"top_k": 1, "truncation": False},
+    "columns": {"text": "review"},
+    "keep": ["id"],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -219,22 +225,15 @@ def table(sentences: list[str]) -> pyarrow.Table:
 
 @pytest.fixture
 def scorer(bundle_dir: Path) -> AlbertScorer:
-    return AlbertScorer(
-        bundle_dir,
-        "text-classification",
-        parameters=PARAMETERS,
-        columns={"text": "review"},
-        keep=["id"],
-    )
+    return AlbertScorer(bundle_dir, "text-classification", **OPTIONS)
 
 
-def test_a_batch_of_each_kind_has_the_columns_of_parquet(
+def test_a_batch_of_any_type_gets_the_columns_of_a_parquet_output(
     table: pyarrow.Table, scorer: AlbertScorer, bundle_dir: Path, tmp_path: Path
 ) -> None:
     parquet.write_table(table, tmp_path / "in.parquet")
-    options = ScoreOptions(parameters=PARAMETERS, columns={"text": "review"}, keep=["id"])
-    engine = LocalScorer.open(bundle_dir, "text-classification", RuntimeOptions(num_threads=1))
-    score_files(engine, [tmp_path / "in.parquet"], tmp_path / "out.parquet", options)
+    local = LocalScorer.open(bundle_dir, "text-classification", RuntimeOptions(num_threads=1))
+    jobs.score(tmp_path / "in.parquet", tmp_path / "out.parquet", local, **OPTIONS)
     expected = parquet.read_table(tmp_path / "out.parquet")
     assert scorer.schema(table.schema) == expected.schema
     assert scorer(table).equals(expected)
@@ -250,30 +249,33 @@ def test_a_batch_of_each_kind_has_the_columns_of_parquet(
     assert arrays["labels"][1][0] == expected.column("labels").to_pylist()[1][0]
 
 
-def test_batches_are_read_as_their_answers_are(table: pyarrow.Table, scorer: AlbertScorer) -> None:
-    none = table.slice(0, 0)
-    batches = iter([table.to_batches()[0], none, none.to_pandas()])
+def test_map_reads_batches_as_its_answers_are_consumed(
+    table: pyarrow.Table, scorer: AlbertScorer
+) -> None:
+    empty_table = table.slice(0, 0)
+    batches = iter([table.to_batches()[0], empty_table, empty_table.to_pandas()])
     scored = scorer.map(batches)
     assert next(scored).num_rows == 9
     empty = next(scored)
     assert (empty.num_rows, empty.schema) == (0, scorer.schema(table.schema))
-    assert len(next(batches)) == 0  # which `scored` has not read
+    assert len(next(batches)) == 0  # `scored` has not read the last batch yet
 
 
-def test_only_its_configuration_is_pickled(table: pyarrow.Table, scorer: AlbertScorer) -> None:
-    size = len(pickle.dumps(scorer))
+def test_a_pickled_scorer_has_only_its_configuration(
+    table: pyarrow.Table, scorer: AlbertScorer
+) -> None:
+    num_bytes = len(pickle.dumps(scorer))
     expected = scorer(table)
     content = pickle.dumps(scorer)
-    assert len(content) == size < 1000
-    again = pickle.loads(content)
-    assert again(table).equals(expected)
+    assert len(content) == num_bytes < 1000
+    assert pickle.loads(content)(table).equals(expected)
 
 
-def test_errors_of_a_worker_are_raised(
+def test_invalid_options_and_rows_are_errors(
     table: pyarrow.Table, bundle_dir: Path, tmp_path: Path
 ) -> None:
     task, columns = "text-classification", {"text": "review"}
-    with pytest.raises(InvalidInputError, match="parameters: top_k"):  # before a worker has it
+    with pytest.raises(InvalidInputError, match="parameters: top_k"):
         AlbertScorer(bundle_dir, task, parameters={"top_k": 0})
     with pytest.raises(NotFoundError, match="Unknown task 'spelling'"):
         AlbertScorer(bundle_dir, "spelling")
@@ -283,23 +285,23 @@ def test_errors_of_a_worker_are_raised(
         AlbertScorer(bundle_dir, "fill-mask", columns=columns, errors="fail")(table)
 
 
-def test_an_iterator_is_read_as_its_answers_are() -> None:
-    read = []
+def test_rows_of_an_iterator_are_read_in_parts_as_answers_are_consumed() -> None:
+    num_read = 0
 
     def rows() -> Iterator[object]:
-        for number in range(30):
-            read.append(number)
-            yield {"id": number, "text": f"text {number}"} if number else "a text"
+        nonlocal num_read
+        for num_read in range(1, 31):
+            yield {"id": num_read, "text": f"text {num_read}"} if num_read > 1 else "a text"
 
     scored = score_dataset(rows(), HashScorer(), ScoreOptions(part_rows=10))
-    assert read == []
+    assert num_read == 0
     assert next(scored) == {"text": "a text", "output": labels_of("a text")}
-    assert len(read) == 10
-    assert next(scored) == {"id": 1, "text": "text 1", "output": labels_of("text 1")}
+    assert num_read == 10
+    assert next(scored) == {"id": 2, "text": "text 2", "output": labels_of("text 2")}
     assert len(list(scored)) == 28
 
 
-def test_a_table_is_read_as_its_answers_are(tmp_path: Path) -> None:
+def test_tables_of_all_libraries_are_scored_in_parts(tmp_path: Path) -> None:
     table = pyarrow.table({"id": range(50), "review": [f"text {i % 7}" for i in range(50)]})
     parquet.write_table(table, tmp_path / "one.parquet")
     scorer = HashScorer()
@@ -311,7 +313,7 @@ def test_a_table_is_read_as_its_answers_are(tmp_path: Path) -> None:
         reader = score_dataset(data, scorer, options)
         assert reader.schema.names[:3] == ["id", "label", "score"]
         scored = reader.read_all()
-        assert scored.column("id").num_chunks == 7  # of at most 8 rows
+        assert scored.column("id").num_chunks == 7  # parts of at most 8 rows
         assert scored.column("id").to_pylist() == list(range(50))
         expected = [labels_of(f"text {i % 7}") for i in range(50)]
         assert scored.column("labels").to_pylist() == expected
@@ -320,17 +322,16 @@ def test_a_table_is_read_as_its_answers_are(tmp_path: Path) -> None:
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the workers of Ray and Spark import."""
-    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, path)]))
+    """The import path of Ray's and Spark's workers, with this repository."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
 
 
 @pytest.fixture
 def ray(workers: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ray of two CPUs."""
+    """A local Ray cluster of two CPUs."""
     module = pytest.importorskip("ray", reason="needs ray: pip install 'ray[data]'")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_worker_niceness", "0")  # else other processes have all of the CPU
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # nice workers starve on a busy machine
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     module.init(
         address="local",
@@ -345,6 +346,7 @@ def ray(workers: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def spark(workers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A local Spark session."""
     pytest.importorskip("pyspark", reason="needs pyspark: pip install --group spark")
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java")
@@ -366,7 +368,7 @@ def spark(workers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.extended
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("framework", ["ray", "spark"])
-def test_an_example_scores_a_folder_with_ray_or_spark(
+def test_the_examples_score_a_folder_with_ray_and_spark(
     framework: str,
     sentences: list[str],
     bundle_dir: Path,
