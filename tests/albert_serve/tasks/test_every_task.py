@@ -1,4 +1,4 @@
-"""All tasks: errors by reason, limits of cost, truncation, metadata and metrics of a model."""
+"""All tasks: errors, limits of cost, and truncation; metadata and metrics of a model."""
 
 from __future__ import annotations
 
@@ -19,17 +19,10 @@ from albert_serve.errors import (
 from albert_serve.tasks import TASKS, EncoderInput, Prepared, TaskSetup, open_task, prepare_request
 from albert_serve.tasks.description import read_metadata, read_quality
 from albert_serve.tasks.text_length import text_length
+from tests.albert_serve.support import ITEMS
 
-ITEMS: Final[dict[str, Any]] = {
-    "fill-mask": "a [MASK]",
-    "text-classification": "a",
-    "question-answering": {"question": "Who?", "context": "a b c"},
-    "sentence-order": {"sentences": ["a", "b", "c"]},
-    "token-classification": "a",
-    "feature-extraction": "a",
-}
 LONG = "a " * 200
-# Items that do not fit, of tasks that do not read any length.
+# Items that are too long. Token classification reads texts of any length.
 LONG_ITEMS: Final[dict[str, Any]] = {
     "fill-mask": f"[MASK] {LONG}",
     "text-classification": {"text": "b", "text_pair": LONG},
@@ -52,31 +45,31 @@ def test_a_long_text_is_rejected_or_truncated_and_counted(task: str, task_setup:
     items = [ITEMS[task], LONG_ITEMS[task]]
     with pytest.raises(TextTooLongError, match=r"^inputs\[1\]: .*truncation"):
         prepare(task_setup, task, items)
-    whole, truncated = prepare(task_setup, task, items, truncation=True)
-    assert whole.num_truncated == 0
+    untruncated, truncated = prepare(task_setup, task, items, truncation=True)
+    assert untruncated.num_truncated == 0
     assert truncated.num_truncated > 0
     assert max(len(item.ids) for item in truncated.inputs) <= 128
 
 
-def pair_of(num_first: int, num_second: int) -> dict[str, str]:
+def pair_of_lengths(num_first: int, num_second: int) -> dict[str, str]:
     return {"text": "a " * num_first, "text_pair": "a " * num_second}
 
 
 @pytest.mark.parametrize(
-    ("task", "fitting", "long"),
+    ("task", "longest", "too_long"),
     [
         ("text-classification", "a " * 126, "a " * 127),
-        ("text-classification", pair_of(65, 60), pair_of(65, 61)),
-        ("sentence-order", pair_of(3, 122), pair_of(4, 122)),
+        ("text-classification", pair_of_lengths(65, 60), pair_of_lengths(65, 61)),
+        ("sentence-order", pair_of_lengths(3, 122), pair_of_lengths(4, 122)),
     ],
 )
 def test_a_text_may_have_as_many_tokens_as_the_model_has_positions(
-    task: str, fitting: Any, long: Any, task_setup: TaskSetup
+    task: str, longest: Any, too_long: Any, task_setup: TaskSetup
 ) -> None:
-    [prepared] = prepare(task_setup, task, fitting)
+    [prepared] = prepare(task_setup, task, longest)
     assert len(prepared.inputs[0].ids) == 128
     with pytest.raises(TextTooLongError, match=r"129 tokens.* at most 128"):
-        prepare(task_setup, task, long)
+        prepare(task_setup, task, too_long)
 
 
 @pytest.mark.parametrize(
@@ -101,13 +94,13 @@ def test_an_item_that_cannot_be_answered_is_rejected_with_the_reason(
         prepare(task_setup, task, inputs, **parameters)
 
 
-class Stub:
-    """A task that counts its items, which all have the same cost."""
+class CountingTask:
+    """A task that counts its items. All items have the same cost."""
 
     def __init__(self, num_tokens: int = 1, num_masks: int = 1, answer_bytes: int = 0) -> None:
-        row = EncoderInput(ids=[0] * num_tokens, types=[], task="fill-mask", rows=[0] * num_masks)
+        item = EncoderInput(ids=[0] * num_tokens, types=[], task="fill-mask", rows=[0] * num_masks)
         self.prepared: Prepared[Any] = Prepared(
-            inputs=[row], finish=list, answer_bytes=answer_bytes
+            inputs=[item], finish=list, answer_bytes=answer_bytes
         )
         self.num_items = 0
 
@@ -119,14 +112,16 @@ class Stub:
 @pytest.mark.parametrize(
     ("task", "limit", "message"),
     [
-        (Stub(num_tokens=500), 2, "1000 tokens"),
-        (Stub(num_masks=128), 8, f"{MAX_MASKS} "),
-        (Stub(answer_bytes=1 << 23), 8, "67108864 bytes"),
+        (CountingTask(num_tokens=500), 2, "1000 tokens"),
+        (CountingTask(num_masks=128), 8, f"{MAX_MASKS} "),
+        (CountingTask(answer_bytes=1 << 23), 8, "67108864 bytes"),
     ],
     ids=["tokens", "masks", "bytes"],
 )
-def test_a_request_has_limits_for_all_items_together(task: Stub, limit: int, message: str) -> None:
-    """The items beyond the limit are not prepared."""
+def test_a_request_has_limits_for_the_sum_of_its_items(
+    task: CountingTask, limit: int, message: str
+) -> None:
+    """Items after the first one beyond the limit are not prepared."""
     task.num_items = 0
     at_limit = prepare_request(task, read("fill-mask", ["a"] * limit), max_tokens=1000)
     assert len(at_limit) == task.num_items == limit
@@ -136,17 +131,19 @@ def test_a_request_has_limits_for_all_items_together(task: Stub, limit: int, mes
 
 
 def test_characters_are_limited_before_any_item_is_encoded() -> None:
-    stub = Stub()
+    task = CountingTask()
     for max_tokens, num_chars in ((10, 1_000_000), (40_000, 1_280_000)):
         texts = ["x" * (num_chars // 2)] * 2
-        assert prepare_request(stub, read("fill-mask", texts), max_tokens=max_tokens)
-        stub.num_items = 0
+        assert prepare_request(task, read("fill-mask", texts), max_tokens=max_tokens)
+        task.num_items = 0
         with pytest.raises(TooMuchAtOnceError, match=f"at most {num_chars} "):
-            prepare_request(stub, read("fill-mask", [*texts, "x"]), max_tokens=max_tokens)
-        assert stub.num_items == 0
+            prepare_request(task, read("fill-mask", [*texts, "x"]), max_tokens=max_tokens)
+        assert task.num_items == 0
 
 
-def test_vectors_of_6_texts_of_512_tokens_are_an_answer(task_setup: TaskSetup) -> None:
+def test_a_reply_may_have_the_token_embeddings_of_6_texts_of_512_tokens(
+    task_setup: TaskSetup,
+) -> None:
     task = open_task("feature-extraction", replace(task_setup, max_positions=512, hidden_size=384))
     texts = ["a " * 510] * 6
     assert prepare_request(task, read("feature-extraction", texts, pooling="none"))
@@ -154,46 +151,46 @@ def test_vectors_of_6_texts_of_512_tokens_are_an_answer(task_setup: TaskSetup) -
         prepare_request(task, read("feature-extraction", [*texts, texts[0]], pooling="none"))
 
 
-def test_at_most_2_to_the_24_spans_are_compared(task_setup: TaskSetup) -> None:
-    at_limit, over = ({"question": "a", "context": "a " * length} for length in (32_768, 32_769))
-    assert prepare(task_setup, "question-answering", at_limit, max_answer_len=512)
+def test_a_question_may_compare_at_most_2_to_the_24_spans(task_setup: TaskSetup) -> None:
+    longest, too_long = ({"question": "a", "context": "a " * n} for n in (32_768, 32_769))
+    assert prepare(task_setup, "question-answering", longest, max_answer_len=512)
     with pytest.raises(InvalidInputError, match="max_answer_len to 511"):
-        prepare(task_setup, "question-answering", over, max_answer_len=512)
+        prepare(task_setup, "question-answering", too_long, max_answer_len=512)
 
 
 @pytest.mark.parametrize(
-    ("num_question", "num_context", "fitting", "excessive", "message"),
+    ("num_question", "num_context", "highest", "too_high", "message"),
     [
         (4, 130, {"max_seq_len": 128}, {"max_seq_len": 129}, "max_seq_len is 129.* at most 128"),
         (200, 16, {"max_question_len": 124}, {"max_question_len": 125}, "no room"),
         (10, 130, {"doc_stride": 114}, {"doc_stride": 115}, "doc_stride is 115.* 115 tokens.* 114"),
     ],
 )
-def test_lengths_of_a_question_fit_the_model(
+def test_length_options_of_questions_have_limits_that_follow_from_the_model(
     num_question: int,
     num_context: int,
-    fitting: dict[str, int],
-    excessive: dict[str, int],
+    highest: dict[str, int],
+    too_high: dict[str, int],
     message: str,
     task_setup: TaskSetup,
 ) -> None:
     item = {"question": "a " * num_question, "context": "a " * num_context}
-    [prepared] = prepare(task_setup, "question-answering", item, **fitting)
+    [prepared] = prepare(task_setup, "question-answering", item, **highest)
     assert max(len(window.ids) for window in prepared.inputs) == 128
     assert prepared.num_truncated == max(0, num_question - 124)
     with pytest.raises(InvalidInputError, match=message):
-        prepare(task_setup, "question-answering", item, **excessive)
+        prepare(task_setup, "question-answering", item, **too_high)
 
 
-def test_windows_of_a_question_have_384_tokens_and_share_128(task_setup: TaskSetup) -> None:
-    setup = replace(task_setup, max_positions=512)
-    setup = replace(setup, heads={"question-answering": setup.head})
+def test_windows_of_a_context_have_384_tokens_and_overlap_by_128(task_setup: TaskSetup) -> None:
+    heads = {"question-answering": task_setup.head}
+    setup = replace(task_setup, max_positions=512, heads=heads)
     item = {"question": "a", "context": "a " * 1000}
     [prepared] = prepare(setup, "question-answering", item)
     assert [len(window.ids) for window in prepared.inputs] == [384, 384, 384, 4 + 1000 - 3 * 252]
 
 
-def test_metadata_is_read_from_the_beginning_of_the_card(tmp_path: Path) -> None:
+def test_metadata_is_read_from_the_yaml_block_of_the_card(tmp_path: Path) -> None:
     card = tmp_path / "README.md"
     card.write_text("---\nlicense: mit\nlanguage: [en, no]\nbase_model: a/b\n---\n# Title\n")
     expected = {"license": "mit", "language": ["en", "no"], "base_model": ["a/b"]}
@@ -212,7 +209,7 @@ def test_metadata_is_read_from_the_beginning_of_the_card(tmp_path: Path) -> None
         ({"accuracy": 0.8}, None),
     ],
 )
-def test_a_classifier_shows_the_main_metric_of_its_kind(
+def test_the_quality_of_a_classifier_is_the_main_metric_of_its_kind(
     metrics: dict[str, Any], expected: tuple[str, float, int] | None
 ) -> None:
     evaluation = {f"text_classification_{name}": value for name, value in metrics.items()}
@@ -232,8 +229,8 @@ def test_a_classifier_shows_the_main_metric_of_its_kind(
         ("fill-mask", 512),
     ],
 )
-def test_texts_have_the_length_of_the_last_training(head: str, length: int) -> None:
-    """Without training, a text may have all positions."""
+def test_the_text_length_is_the_length_of_the_last_training(head: str, length: int) -> None:
+    """Without training, the text length is the number of positions."""
     settings = {"length": "64", "embeddings": ["pairs.csv"]}
     stages: list[object] = [
         {"tasks": ["text-classification"], "settings": settings},

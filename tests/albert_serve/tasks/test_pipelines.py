@@ -44,16 +44,11 @@ def ask(task_setup: TaskSetup, answer: Answerer) -> Ask:
 
 
 @pytest.fixture(scope="module")
-def hf_tokenizer(checkpoint_dir: Path) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(checkpoint_dir)
-
-
-@pytest.fixture(scope="module")
 def hf_fill_mask(checkpoint_dir: Path) -> Any:
     return transformers.pipeline("fill-mask", model=str(checkpoint_dir), device="cpu")
 
 
-def assert_same_tokens(result: list[Any], expected: list[dict[str, Any]]) -> None:
+def assert_same_predictions(result: list[Any], expected: list[dict[str, Any]]) -> None:
     assert [item.model_dump(exclude={"score"}) for item in result] == [
         {name: value for name, value in item.items() if name != "score"} for item in expected
     ]
@@ -61,17 +56,19 @@ def assert_same_tokens(result: list[Any], expected: list[dict[str, Any]]) -> Non
     np.testing.assert_allclose(scores, [item["score"] for item in expected], atol=1e-5)
 
 
-def test_one_mask_equals_the_pipeline(ask: Ask, hf_fill_mask: Any, sentences: list[str]) -> None:
-    words = [sentence.split() for sentence in sentences]
-    texts = [" ".join([*some[:3], "[MASK]", *some[4:]]) for some in words]
+def test_predictions_for_one_mask_equal_the_pipeline(
+    ask: Ask, hf_fill_mask: Any, sentences: list[str]
+) -> None:
+    splits = [sentence.split() for sentence in sentences]
+    texts = [" ".join([*words[:3], "[MASK]", *words[4:]]) for words in splits]
     for text in (*texts, *ODD_TEXTS):
-        assert_same_tokens(ask("fill-mask", text), hf_fill_mask(text))
+        assert_same_predictions(ask("fill-mask", text), hf_fill_mask(text))
 
 
-def test_answers_are_tokens_of_the_vocabulary_in_the_order_of_scores_then_ids(
+def test_predictions_are_tokens_of_the_vocabulary_sorted_by_score_then_id(
     task_setup: TaskSetup, tokenizer: AlbertTokenizer
 ) -> None:
-    """An embedding may have more rows than the vocabulary has tokens."""
+    """The embedding matrix may have more rows than the vocabulary has tokens."""
     size = tokenizer.vocab_size
     logits = np.zeros((1, size + 8), np.float32)
     logits[0, [9, 7, size - 1, size, size + 7]] = [5, 5, 6, 9, 9]
@@ -86,9 +83,13 @@ def test_answers_are_tokens_of_the_vocabulary_in_the_order_of_scores_then_ids(
         *(["☃", "▁the", "", "東京", "Café"], ["[MASK]", "▁", "<unk>"]),
     ],
 )
-def test_targets_equal_the_pipeline(targets: str | list[str], ask: Ask, hf_fill_mask: Any) -> None:
+def test_predictions_for_targets_equal_the_pipeline(
+    targets: str | list[str], ask: Ask, hf_fill_mask: Any
+) -> None:
     text = "One [MASK] and no more."
-    assert_same_tokens(ask("fill-mask", text, targets=targets), hf_fill_mask(text, targets=targets))
+    assert_same_predictions(
+        ask("fill-mask", text, targets=targets), hf_fill_mask(text, targets=targets)
+    )
 
 
 def test_a_target_that_is_not_in_the_vocabulary_gives_a_warning(
@@ -96,22 +97,24 @@ def test_a_target_that_is_not_in_the_vocabulary_gives_a_warning(
 ) -> None:
     first = tokenizer.token(tokenizer.encode_plain("supervolcanoes").ids[0])
     targets = ["▁the", "supervolcanoes", "☃", " "]
-    long, unknown, empty = prepare(task_setup, "fill-mask", "[MASK]", targets=targets).warnings
-    assert "'supervolcanoes' is not in the vocabulary" in long
-    assert long.endswith(f"Its first piece {first!r} was scored.")
+    several, unknown, empty = prepare(task_setup, "fill-mask", "[MASK]", targets=targets).warnings
+    assert "'supervolcanoes' is not in the vocabulary" in several
+    assert several.endswith(f"Its first piece {first!r} was scored.")
     assert unknown.endswith("which says nothing about the target.")
     assert empty.startswith("The target ' ' is not in the vocabulary. It has no token")
 
 
 @pytest.mark.parametrize("text", ["a [MASK]", "The [MASK] of the [MASK] was [MASK]."])
-def test_the_whole_vocabulary_equals_the_pipeline(text: str, ask: Ask, hf_fill_mask: Any) -> None:
-    """A text of several masks has a list for each."""
+def test_scores_of_the_complete_vocabulary_equal_the_pipeline(
+    text: str, ask: Ask, hf_fill_mask: Any
+) -> None:
+    """The answer to a text with several masks has a list per mask."""
     result, expected = ask("fill-mask", text, top_k=1000), hf_fill_mask(text, top_k=1000)
-    if "]." not in text:
+    if text.count("[MASK]") == 1:
         result, expected = [result], [expected]
     for tokens, expected_tokens in zip(result, expected, strict=True):
-        # Scores that differ by less than rounding may change places.
-        assert_same_tokens(
+        # The order of tokens whose scores differ by rounding only is undefined.
+        assert_same_predictions(
             sorted(tokens, key=lambda filled: filled.token),
             sorted(expected_tokens, key=lambda filled: filled["token"]),
         )
@@ -120,6 +123,7 @@ def test_the_whole_vocabulary_equals_the_pipeline(text: str, ask: Ask, hf_fill_m
 
 @pytest.fixture(scope="module")
 def hf_classifier(checkpoint_dir: Path) -> Any:
+    """The pipeline of transformers, with the token types of pairs."""
     classifier: Any = transformers.pipeline(
         "text-classification", model=str(checkpoint_dir), device="cpu"
     )
@@ -132,15 +136,12 @@ def hf_classifier(checkpoint_dir: Path) -> Any:
     "parameters",
     [{}, *({"function_to_apply": name} for name in get_args(ScoreFunction)), {"top_k": 1}],
 )
-def test_labels_equal_the_pipeline(
+def test_labels_and_scores_equal_the_pipeline(
     parameters: dict[str, Any], ask: Ask, hf_classifier: Any, sentences: list[str]
 ) -> None:
     for item in [*sentences[:4], {"text": "A dog runs.", "text_pair": "An animal moves."}]:
-        result = ask("text-classification", item, **parameters)
         expected = hf_classifier(item, **{"top_k": None, **parameters})
-        assert [item.label for item in result] == [item["label"] for item in expected]
-        scores = [item.score for item in result]
-        np.testing.assert_allclose(scores, [item["score"] for item in expected], atol=1e-5)
+        assert_same_predictions(ask("text-classification", item, **parameters), expected)
 
 
 @pytest.mark.parametrize(
@@ -153,13 +154,13 @@ def test_labels_equal_the_pipeline(
         (None, ["b", "a"], [0.5] * 2),
     ],
 )
-def test_the_problem_type_decides_the_function(
+def test_the_problem_type_selects_the_score_function(
     problem_type: ProblemType | None,
     labels: list[str],
     expected: list[float],
     task_setup: TaskSetup,
 ) -> None:
-    """Labels of equal scores keep their order; the temperature divides the logits."""
+    """Labels with equal scores keep their order. The temperature divides the logits."""
     changes = {"problem_type": problem_type, "labels": labels, "num_outputs": len(labels)}
     head = task_setup.head.model_copy(update={**changes, "temperature": 2.0})
     setup = replace(task_setup, heads={"text-classification": head})
@@ -167,12 +168,12 @@ def test_the_problem_type_decides_the_function(
     result = prepare(setup, "text-classification", "a").finish([logits])
     assert [item.score for item in result] == pytest.approx(expected, abs=1e-6)
     assert [item.label for item in result] == labels
-    given = prepare(setup, "text-classification", "a", function_to_apply="none")
-    assert given.finish([logits])[0].score == -5.0
+    with_function = prepare(setup, "text-classification", "a", function_to_apply="none")
+    assert with_function.finish([logits])[0].score == -5.0
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=6))
-def test_probabilities_are_probabilities(values: list[float]) -> None:
+def test_softmax_adds_up_to_1_and_sigmoid_is_monotonic(values: list[float]) -> None:
     logits: Logits = np.array(values, np.float32)
     assert softmax(logits).sum() == pytest.approx(1.0)
     scores = sigmoid(logits)
@@ -190,10 +191,10 @@ def test_equal_scores_are_sorted_by_id() -> None:
     ("num_first", "num_second"),
     [(127, None), (200, 3), (3, 200), (100, 101), (101, 100), (100, 100), (63, 90), (62, 64)],
 )
-def test_truncation_is_that_of_transformers(
+def test_truncation_equals_transformers(
     num_first: int, num_second: int | None, task_setup: TaskSetup, hf_classifier: Any
 ) -> None:
-    first, second = "a " * num_first, None if num_second is None else "a " * num_second
+    first, second = "a " * num_first, num_second and "a " * num_second
     item = {"text": first, "text_pair": second}
     prepared = prepare(task_setup, "text-classification", item, truncation=True)
     expected = hf_classifier.tokenizer(first, second, truncation=True, max_length=128)
@@ -203,53 +204,50 @@ def test_truncation_is_that_of_transformers(
     assert prepared.num_truncated == len(untruncated["input_ids"]) - 128
 
 
-def in_order(ask: Ask, first: str, second: str) -> float:
-    probability: float = ask("sentence-order", {"text": first, "text_pair": second}).in_order
-    return probability
+def ask_order(ask: Ask, first: str, second: str) -> Any:
+    """Return the probability that two texts are in order."""
+    return ask("sentence-order", {"text": first, "text_pair": second}).in_order
 
 
-def test_the_probability_of_an_order_is_that_of_label_0(
-    ask: Ask, checkpoint_dir: Path, hf_tokenizer: Any, sentences: list[str]
+def test_the_probability_of_an_order_equals_label_0_in_transformers(
+    ask: Ask, checkpoint_dir: Path, hf_classifier: Any, sentences: list[str]
 ) -> None:
     model = transformers.AlbertForPreTraining.from_pretrained(checkpoint_dir)
     for first, second in zip(sentences[:4], sentences[4:8], strict=True):
         texts = (first[:60], second[:60])
         with torch.inference_mode():
-            encoded = hf_tokenizer(*texts, return_tensors="pt", return_token_type_ids=True)
+            encoded = hf_classifier.tokenizer(*texts, return_tensors="pt")
             expected = model(**encoded).sop_logits[0].softmax(-1)[0].item()
-        assert in_order(ask, *texts) == pytest.approx(expected, abs=1e-5)
+        assert ask_order(ask, *texts) == pytest.approx(expected, abs=1e-5)
 
 
-def test_coherence_is_the_geometric_mean_of_the_neighbours(ask: Ask, sentences: list[str]) -> None:
+def test_coherence_is_the_geometric_mean_of_neighbouring_pairs(
+    ask: Ask, sentences: list[str]
+) -> None:
     texts = [sentence[:50] for sentence in sentences[:5]]
     result = ask("sentence-order", {"sentences": texts})
-    expected = [in_order(ask, *pair) for pair in pairwise(texts)]
+    expected = [ask_order(ask, *pair) for pair in pairwise(texts)]
     assert [(pair.first, pair.second) for pair in result.pairs] == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert [pair.in_order for pair in result.pairs] == pytest.approx(expected)
     assert result.coherence == pytest.approx(math.prod(expected) ** (1 / 4))
 
 
-class Encoder:
-    """The encoder of `transformers`."""
+@pytest.fixture(scope="module")
+def hf_vectors(checkpoint_dir: Path) -> Ask:
+    """A function that returns the vectors of a text by pooling, "none" as in the pipeline."""
+    model = transformers.AutoModel.from_pretrained(checkpoint_dir).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint_dir)
 
-    def __init__(self, folder: Path) -> None:
-        self.model = transformers.AutoModel.from_pretrained(folder).eval()
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-
-    def vectors(self, text: str, side: str = "right") -> dict[str, Any]:
-        """Return the vectors of a text by pooling; "none" as the pipeline has them."""
-        self.tokenizer.truncation_side = side
-        batch = self.tokenizer([text], truncation=True, max_length=128, return_tensors="pt")
+    def run(text: str, side: str = "right") -> dict[str, Any]:
+        tokenizer.truncation_side = side
+        batch = tokenizer([text], truncation=True, max_length=128, return_tensors="pt")
         with torch.inference_mode():
-            hidden_1SH = self.model(**batch).last_hidden_state
+            hidden_1SH = model(**batch).last_hidden_state
         (hidden_SH,) = hidden_1SH
         pooled = {"mean": hidden_SH.mean(0), "cls": hidden_SH[0], "max": hidden_SH.amax(0)}
         return {**pooled, "none": hidden_1SH}
 
-
-@pytest.fixture(scope="module")
-def encoder(checkpoint_dir: Path) -> Encoder:
-    return Encoder(checkpoint_dir)
+    return run
 
 
 def assert_close(result: Sequence[Any], expected: torch.Tensor) -> None:
@@ -257,32 +255,27 @@ def assert_close(result: Sequence[Any], expected: torch.Tensor) -> None:
     np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)
 
 
-def test_embeddings_are_those_of_transformers(
-    ask: Ask, encoder: Encoder, sentences: list[str]
+def test_embeddings_equal_transformers_and_have_length_1_if_normalized(
+    ask: Ask, hf_vectors: Ask, sentences: list[str]
 ) -> None:
     for text in [*sentences, "The [MASK] run", "½ ﬁ café"]:
-        for pooling, expected in encoder.vectors(text).items():
+        for pooling, expected in hf_vectors(text).items():
             result = ask("feature-extraction", text, pooling=pooling)
             assert_close(result, expected)
             assert (np.array(result) == np.round(result, 8)).all()
+            lengths = expected.norm(dim=-1, keepdim=True)
+            assert lengths.min() > 1.5
+            normalized = ask("feature-extraction", text, pooling=pooling, normalize=True)
+            assert_close(normalized, expected / lengths)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "none"])
-def test_normalized_vectors_have_the_length_1(pooling: str, ask: Ask, encoder: Encoder) -> None:
-    vectors = encoder.vectors("It rained.")[pooling]
-    lengths = vectors.norm(dim=-1, keepdim=True)
-    assert lengths.min() > 1.5
-    request = {"pooling": pooling, "normalize": True}
-    assert_close(ask("feature-extraction", "It rained.", **request), vectors / lengths)
-
-
-def test_the_model_s_pooling_and_length_apply_unless_a_request_says_otherwise(
-    task_setup: TaskSetup, answer: Answerer, encoder: Encoder
+def test_a_request_overrides_the_pooling_of_the_model_but_not_its_length(
+    task_setup: TaskSetup, answer: Answerer, hf_vectors: Ask
 ) -> None:
-    """They do not apply to the vectors of tokens."""
+    """Token embeddings use neither the model's pooling nor its length."""
     defaults = SentenceVectors(pooling="cls", normalize=True, max_length=8)
     setup = replace(task_setup, sentence_vectors=defaults)
-    vectors = encoder.vectors("It rained.")
+    vectors = hf_vectors("It rained.")
     for parameters, expected in (
         ({}, vectors["cls"] / vectors["cls"].norm()),
         ({"normalize": False}, vectors["cls"]),
@@ -296,12 +289,15 @@ def test_the_model_s_pooling_and_length_apply_unless_a_request_says_otherwise(
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_long_text_is_truncated_at_the_requested_end(
-    side: TruncationDirection, task_setup: TaskSetup, answer: Answerer, encoder: Encoder
+def test_truncation_direction_selects_the_end_where_a_long_text_is_truncated(
+    side: TruncationDirection,
+    task_setup: TaskSetup,
+    answer: Answerer,
+    hf_vectors: Ask,
 ) -> None:
     text = f"First of all {LONG} and at last"
     options = {"truncation_direction": side, "truncate": True}
     prepared = prepare(task_setup, "feature-extraction", text, **options)
     assert prepared.num_tokens == 128
     assert prepared.num_truncated == len(task_setup.tokenizer.encode(text)) - 128 > 0
-    assert_close(answer(prepared), encoder.vectors(text, side)["mean"])
+    assert_close(answer(prepared), hf_vectors(text, side)["mean"])

@@ -1,5 +1,4 @@
-"""Question answering: against a brute force over all spans with `transformers`' logits of one
-window, and properties of many windows."""
+"""Question answering: equality with a brute force over all spans, and properties of windows."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
 from albert_serve.errors import InvalidInputError
-from albert_serve.tasks import Logits, Prepared, QuestionAnswering, TaskSetup
+from albert_serve.tasks import Logits, QuestionAnswering, TaskSetup
 from albert_serve.tasks.question_answering.spans import align
 from albert_serve.tasks.question_answering.task import merge_windows
 from albert_serve.tasks.windows import make_windows
@@ -40,30 +39,22 @@ def task(task_setup: TaskSetup) -> QuestionAnswering:
 
 
 @pytest.fixture(scope="module")
-def oracle(checkpoint_dir: Path) -> tuple[Any, Any]:
+def hf_model(checkpoint_dir: Path) -> tuple[Any, Any]:
+    """The model and the tokenizer of transformers."""
     model = transformers.AlbertForQuestionAnswering.from_pretrained(checkpoint_dir)
     return model, transformers.AutoTokenizer.from_pretrained(checkpoint_dir)
 
 
-def ask(context: str, question: str = QUESTION) -> QuestionContext:
-    return QuestionContext(question=question, context=context)
-
-
 def brute_force(
-    oracle: tuple[Any, Any], question: str, context: str, max_answer_len: int
+    hf_model: tuple[Any, Any], question: str, context: str, max_answer_len: int
 ) -> tuple[dict[tuple[int, int], float], float]:
-    """The weights of each range of characters and of no answer: exponentials of logits.
+    """Return the weight of each range of characters, and of no answer: exponentials of logits.
 
-    A "▁" alone has the characters of the next token, so that a range may be several spans.
+    A lone "▁" has the characters of the next token, so several spans may have the same range.
     """
-    model, tokenizer = oracle
-    encoded = tokenizer(
-        question,
-        context,
-        return_tensors="pt",
-        return_offsets_mapping=True,
-        return_token_type_ids=True,
-    )
+    model, tokenizer = hf_model
+    options = {"return_offsets_mapping": True, "return_token_type_ids": True}
+    encoded = tokenizer(question, context, return_tensors="pt", **options)
     offsets = encoded.pop("offset_mapping")[0].tolist()
     with torch.inference_mode():
         logits = model(**encoded)
@@ -79,8 +70,8 @@ def brute_force(
     return ranges, float(start[0] * end[0])
 
 
-def widened(ranges: dict[tuple[int, int], float], text: str) -> dict[tuple[int, int], float]:
-    """The weights of ranges of whole words."""
+def widen_to_words(ranges: dict[tuple[int, int], float], text: str) -> dict[tuple[int, int], float]:
+    """Extend ranges to complete words, and add the weights of ranges that become equal."""
     words: dict[tuple[int, int], float] = {}
     for (start, end), weight in ranges.items():
         while start > 0 and text[start - 1 : start + 1].isalnum():
@@ -94,12 +85,12 @@ def widened(ranges: dict[tuple[int, int], float], text: str) -> dict[tuple[int, 
 @pytest.mark.parametrize(
     ("max_answer_len", "align_to_words"), [(1, False), (7, False), (15, False), (15, True)]
 )
-def test_one_window_equals_the_brute_force(
+def test_scores_of_one_window_equal_a_brute_force(
     max_answer_len: int,
     align_to_words: bool,
     task: QuestionAnswering,
     answer: Answerer,
-    oracle: tuple[Any, Any],
+    hf_model: tuple[Any, Any],
 ) -> None:
     """Scores are normalised over the 20 best ranges and no answer."""
     parameters = QuestionAnsweringParameters(
@@ -108,9 +99,10 @@ def test_one_window_equals_the_brute_force(
         max_answer_len=max_answer_len,
         handle_impossible_answer=True,
     )
-    result = answer(task.prepare(ask(CONTEXT), parameters))
-    ranges, no_answer = brute_force(oracle, QUESTION, CONTEXT, max_answer_len)
-    weights = widened(ranges, CONTEXT) if align_to_words else ranges
+    item = QuestionContext(question=QUESTION, context=CONTEXT)
+    result = answer(task.prepare(item, parameters))
+    ranges, no_answer = brute_force(hf_model, QUESTION, CONTEXT, max_answer_len)
+    weights = widen_to_words(ranges, CONTEXT) if align_to_words else ranges
     total = sum(sorted(weights.values(), reverse=True)[:20]) + no_answer
     expected = {span: weight / total for span, weight in {**weights, (0, 0): no_answer}.items()}
     scores = {(item.start, item.end): item.score for item in result}
@@ -122,7 +114,7 @@ def test_one_window_equals_the_brute_force(
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_an_answer_is_always_that_part_of_the_context(
+def test_an_answer_is_always_a_part_of_the_context(
     context: str, question: str, align_to_words: bool, task: QuestionAnswering, answer: Answerer
 ) -> None:
     parameters = QuestionAnsweringParameters(
@@ -134,7 +126,7 @@ def test_an_answer_is_always_that_part_of_the_context(
         max_question_len=20,
     )
     try:
-        prepared = task.prepare(ask(context, question), parameters)
+        prepared = task.prepare(QuestionContext(question=question, context=context), parameters)
     except InvalidInputError:
         assert "" in (context.strip(), question.strip()) or not (
             task.tokenizer.encode_plain(context).ids and task.tokenizer.encode_plain(question).ids
@@ -152,7 +144,7 @@ def test_an_answer_is_always_that_part_of_the_context(
 
 @given(num_tokens=st.integers(1, 300), room=st.integers(1, 60), data=st.data())
 @settings(deadline=None)
-def test_windows_cover_all_and_every_token_has_its_best_window(
+def test_windows_cover_all_tokens_and_a_token_belongs_to_its_most_central_window(
     num_tokens: int, room: int, data: st.DataObject
 ) -> None:
     overlap = data.draw(st.integers(0, room - 1))
@@ -163,39 +155,44 @@ def test_windows_cover_all_and_every_token_has_its_best_window(
         assert end - start == overlap
     assert all(0 < end - start <= room for start, end in windows.ranges)
     for token, owner in enumerate(windows.window_per_token()):
-        poorer_sides = [
+        distances_to_edge = [
             min(token - start, end - 1 - token) if start <= token < end else -1
             for start, end in windows.ranges
         ]
-        assert owner == poorer_sides.index(max(poorer_sides))  # of equals the first
+        assert owner == distances_to_edge.index(max(distances_to_edge))  # ties: the first
 
 
 @given(data=st.data(), num_tokens=st.integers(1, 80), room=st.integers(2, 20))
 @settings(deadline=None)
-def test_windows_of_agreeing_logits_change_nothing(
+def test_merging_windows_restores_the_logits_of_the_document(
     data: st.DataObject, num_tokens: int, room: int
 ) -> None:
-    """No token counts twice: if the windows agree about a token, they are one document."""
+    """A token in several windows counts once."""
     windows = make_windows(num_tokens, room, data.draw(st.integers(0, room - 1)), num_before=1)
     seed = data.draw(st.integers(0, 1000))
-    whole: Logits = np.random.default_rng(seed).normal(size=(1 + num_tokens, 2)).astype(np.float32)
-    parts = [np.concatenate([whole[:1], whole[1 + s : 1 + e]]) for s, e in windows.ranges]
-    np.testing.assert_array_equal(merge_windows(windows, parts), whole)
+    logits: Logits = np.random.default_rng(seed).normal(size=(1 + num_tokens, 2)).astype(np.float32)
+    parts = [np.concatenate([logits[:1], logits[1 + s : 1 + e]]) for s, e in windows.ranges]
+    np.testing.assert_array_equal(merge_windows(windows, parts), logits)
 
 
-def test_the_window_that_doubts_no_answer_most_decides() -> None:
+def test_the_window_with_the_lowest_score_of_no_answer_decides() -> None:
     windows = make_windows(4, window_size=2, overlap=0, num_before=1)
-    sure: Logits = np.array([[9, 9], [0, 0], [0, 0]], np.float32)
-    doubting: Logits = np.array([[1, -1], [5, 0], [0, 5]], np.float32)
-    assert merge_windows(windows, [sure, doubting])[0].tolist() == [1, -1]
+    high: Logits = np.array([[9, 9], [0, 0], [0, 0]], np.float32)
+    low: Logits = np.array([[1, -1], [5, 0], [0, 5]], np.float32)
+    assert merge_windows(windows, [high, low])[0].tolist() == [1, -1]
 
 
-def finish(prepared: Prepared[Any], no_answer: float) -> Any:
-    """The answer in a context of two tokens: the first one's span has 4, all others less."""
+def answer_of(
+    task: QuestionAnswering, parameters: dict[str, Any], no_answer: float, **own_threshold: Any
+) -> Any:
+    """Answer from two tokens "a b". The logits of span "a" add up to 4, of others to less."""
+    item = QuestionContext(question="c", context="a b")
+    task = replace(task, **own_threshold)
+    prepared = task.prepare(item, QuestionAnsweringParameters(**parameters))
     [encoded] = prepared.inputs
     logits = np.full((len(encoded.ids), 2), -50, np.float32)
-    first = encoded.types.index(1)
-    logits[[0, first, first + 1]] = [(no_answer / 2, no_answer / 2), (2, 2), (-8, -8)]
+    start = encoded.types.index(1)
+    logits[[0, start, start + 1]] = [(no_answer / 2, no_answer / 2), (2, 2), (-8, -8)]
     return prepared.finish([logits])
 
 
@@ -206,13 +203,14 @@ def finish(prepared: Prepared[Any], no_answer: float) -> Any:
 def test_no_answer_wins_if_its_logit_exceeds_the_best_by_more_than_the_threshold(
     no_answer: float, threshold: float, is_empty: bool, task: QuestionAnswering
 ) -> None:
-    """The threshold of the request, or the model's own; answers and no answer add up to 1."""
-    own = replace(task, null_score_diff_threshold=threshold)
+    """The threshold is the model's or the request's. Scores, with no answer, add up to 1."""
+    own = {"null_score_diff_threshold": threshold}
     allowed: dict[str, Any] = {"handle_impossible_answer": True, "top_k": 5}
-    requested = {**allowed, "null_score_diff_threshold": threshold}
-    for model, options in ((own, {"top_k": 5}), (own, allowed), (task, requested)):
-        prepared = model.prepare(ask("a b", "c"), QuestionAnsweringParameters(**options))
-        result = finish(prepared, no_answer)
+    for result in (
+        answer_of(task, {"top_k": 5}, no_answer, **own),
+        answer_of(task, allowed, no_answer, **own),
+        answer_of(task, {**allowed, **own}, no_answer),
+    ):
         assert (result[0].answer == "") is is_empty
         assert sum(item.score for item in result) == pytest.approx(1)
 
@@ -221,18 +219,18 @@ def test_no_answer_wins_if_its_logit_exceeds_the_best_by_more_than_the_threshold
     ("threshold", "allowed", "expected"),
     [(0.5, None, ""), (None, None, "a"), (None, True, ""), (0.5, False, "a")],
 )
-def test_a_model_with_a_threshold_gives_no_answer_unless_the_request_forbids_it(
+def test_a_threshold_of_the_model_allows_no_answer_unless_the_request_forbids_it(
     threshold: float | None, allowed: bool | None, expected: str, task: QuestionAnswering
 ) -> None:
-    own = replace(task, null_score_diff_threshold=threshold)
-    parameters = QuestionAnsweringParameters(handle_impossible_answer=allowed)
-    result = finish(own.prepare(ask("a b", "c"), parameters), no_answer=5)
+    options = {"handle_impossible_answer": allowed}
+    result = answer_of(task, options, 5, null_score_diff_threshold=threshold)
     assert (result.answer, result.start, result.end) == (expected, 0, len(expected))
 
 
-def test_an_answer_far_into_a_long_context_is_found(task: QuestionAnswering) -> None:
+def test_an_answer_in_a_late_window_of_a_long_context_is_found(task: QuestionAnswering) -> None:
     context = "so it went on and on, " * 100 + "until € came" + " and on" * 30
-    prepared = task.prepare(ask(context), QuestionAnsweringParameters())
+    item = QuestionContext(question=QUESTION, context=context)
+    prepared = task.prepare(item, QuestionAnsweringParameters())
     assert len(prepared.inputs) > 5
     token_id = task.tokenizer.token_id("€")
     logits = [
@@ -248,12 +246,12 @@ def test_an_answer_far_into_a_long_context_is_found(task: QuestionAnswering) -> 
 @pytest.mark.parametrize(
     ("text", "start", "end", "expected"),
     [
-        pytest.param("in Berkeley, now", 6, 8, "Berkeley", id="punctuation stays out"),
-        pytest.param("e\u0301te\u0301 la", 0, 1, "e\u0301te\u0301", id="accents stay in"),
-        pytest.param("我们去北京学校。", 3, 5, "北京", id="no spaces"),
-        pytest.param("用Python3写", 2, 3, "Python3", id="Latin among them"),
+        pytest.param("in Berkeley, now", 6, 8, "Berkeley", id="without-punctuation"),
+        pytest.param("e\u0301te\u0301 la", 0, 1, "e\u0301te\u0301", id="with-accents"),
+        pytest.param("我们去北京学校。", 3, 5, "北京", id="script-without-spaces"),
+        pytest.param("用Python3写", 2, 3, "Python3", id="latin-between"),
     ],
 )
-def test_words(text: str, start: int, end: int, expected: str) -> None:
-    [(first, last)] = align([(start, end)], text)
-    assert text[first:last] == expected
+def test_spans_are_extended_to_words(text: str, start: int, end: int, expected: str) -> None:
+    [(word_start, word_end)] = align([(start, end)], text)
+    assert text[word_start:word_end] == expected
