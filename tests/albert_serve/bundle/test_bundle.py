@@ -1,4 +1,4 @@
-"""A bundle that is damaged is rejected with the name of the file."""
+"""Damaged bundles and weight files are rejected with an error that names the file."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def change_manifest(folder: Path, change: Change) -> None:
 
 @pytest.mark.parametrize("verify", ["hash", "size"])
 @pytest.mark.parametrize("name", ["model.safetensors", "encoder.onnx"])
-def test_a_missing_changed_or_truncated_file_is_named(
+def test_a_missing_changed_or_truncated_file_is_an_error_that_names_it(
     folder: Path, name: str, verify: Verification
 ) -> None:
-    """Verifying sizes reads no hash."""
+    """Only `verify="hash"` detects a change that keeps the size."""
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     if verify == "size":
@@ -75,7 +75,7 @@ ENTRY = {"sha256": "0" * 64, "size": 1}
         ),
     ],
 )
-def test_a_manifest_that_contradicts_itself_or_the_weights(
+def test_a_manifest_that_contradicts_itself_or_the_weights_is_rejected(
     folder: Path, change: Change, message: str
 ) -> None:
     change_manifest(folder, change)
@@ -83,23 +83,23 @@ def test_a_manifest_that_contradicts_itself_or_the_weights(
         Bundle.open(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "\x00\xff", "[]"])
-def test_a_manifest_that_is_not_an_object(folder: Path, text: str) -> None:
-    (folder / "manifest.json").write_bytes(text.encode("latin-1"))
+@pytest.mark.parametrize("content", [b"", b"{", b"\x00\xff", b"[]"])
+def test_a_manifest_that_is_not_a_json_object_is_rejected(folder: Path, content: bytes) -> None:
+    (folder / "manifest.json").write_bytes(content)
     with pytest.raises(BundleError, match=r"manifest\.json") as caught:
         Bundle.open(folder)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("version", [1, 4, None])
-def test_another_format_version(folder: Path, version: object) -> None:
+def test_an_unsupported_format_version_is_rejected(folder: Path, version: object) -> None:
     change_manifest(folder, lambda m: m.update(format_version=version))
     with pytest.raises(BundleError, match=r"format version .* 2 and 3\."):
         Bundle.open(folder)
 
 
 def header_of(tensor: Mapping[str, object], num_bytes: int = 4) -> bytes:
-    """The content of a file with one tensor."""
+    """Return the content of a safetensors file with one tensor."""
     entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **tensor}
     header = json.dumps({"a": entry}).encode()
     return len(header).to_bytes(8, "little") + header + bytes(num_bytes)
@@ -140,7 +140,7 @@ def test_a_damaged_safetensors_file_is_rejected(
         ({"w": ("I8", (3, 2))}, (2, 3), "w_scale"),
     ],
 )
-def test_weights_have_the_types_and_shapes_that_are_read(
+def test_weights_with_unsupported_types_or_shapes_are_rejected(
     stored: dict[str, tuple[str, tuple[int, ...]]], expected: tuple[int, ...], message: str | None
 ) -> None:
     tensors = {

@@ -1,4 +1,4 @@
-"""A model by reference: a folder, a checkpoint, a name on the Hub, a tag in BentoML's store."""
+"""References to models: a folder, a checkpoint, a name on the Hub, a tag in BentoML's store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from albert_serve.client import AlbertClient
 from albert_serve.errors import BundleError, ConfigError
 from tests.training.conversion.hub_server import Hub, Repository, serve
 
-# BentoML imports what is deprecated.
+# BentoML imports deprecated modules.
 pytestmark = [pytest.mark.process, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 TEXT = "the first [MASK] of the year"
@@ -28,12 +28,13 @@ TEXT = "the first [MASK] of the year"
 
 @pytest.fixture
 def hub(bundle_dir: Path, checkpoint_dir: Path, tmp_path: Path) -> Iterator[Hub]:
+    """A local Hub with a bundle, a checkpoint and a damaged bundle."""
     damaged = tmp_path / "damaged"
     shutil.copytree(bundle_dir, damaged)
     content = (damaged / "tokenizer.json").read_bytes()
     (damaged / "tokenizer.json").write_bytes(content[:-2] + b" \n")
     repositories = {
-        "us/whole": Repository({"main": bundle_dir}),
+        "us/bundle": Repository({"main": bundle_dir}),
         "us/pretrained": Repository({"main": checkpoint_dir}),
         "us/damaged": Repository({"main": damaged}),
     }
@@ -58,9 +59,9 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("reference", "cache"), [("us/whole", "hub"), ("us/pretrained", "exports")]
+    ("reference", "cache"), [("us/bundle", "hub"), ("us/pretrained", "exports")]
 )
-def test_a_bundle_or_checkpoint_of_the_hub_answers_and_needs_no_connection_again(
+def test_a_bundle_or_checkpoint_of_the_hub_is_downloaded_once(
     reference: str, cache: str, hub: Hub, tmp_path: Path
 ) -> None:
     (tmp_path / "in.jsonl").write_text(json.dumps({"text": TEXT}))
@@ -83,36 +84,36 @@ def test_a_bundle_or_checkpoint_of_the_hub_answers_and_needs_no_connection_again
         ("us/damaged", "tokenizer.json has SHA-256"),
     ],
 )
-def test_a_name_that_cannot_be_served_is_an_error_of_one_line(
+def test_a_missing_or_damaged_bundle_of_the_hub_is_an_error_of_one_line(
     reference: str, message: str, hub: Hub, tmp_path: Path
 ) -> None:
-    ended = run(hub, tmp_path, "serve", "--bundle", reference)
-    assert ended.returncode == 1
-    assert "Traceback" not in ended.stderr
-    *_, line = ended.stderr.splitlines()
+    process = run(hub, tmp_path, "serve", "--bundle", reference)
+    assert process.returncode == 1
+    assert "Traceback" not in process.stderr
+    *_, line = process.stderr.splitlines()
     assert line.startswith("error: ")
     assert message.format(url=hub.url) in line
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for exports and downloads of this process."""
+    """The folder where this process stores exports and downloads."""
     monkeypatch.setenv("ALBERT_SERVE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_folder_is_exported_once_and_again_when_it_changes(
+def test_a_checkpoint_is_exported_once_and_again_after_it_changes(
     checkpoint_dir: Path, bundle_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = tmp_path / "mine"
+    checkpoint = tmp_path / "copied"
     shutil.copytree(checkpoint_dir, checkpoint)
     with AlbertClient.local(bundle_dir) as albert:
         expected = albert.fill_mask(TEXT)
     for _ in range(2):
         with AlbertClient.local(checkpoint) as albert:
             assert albert.fill_mask(TEXT) == expected
-            assert albert.info().model_id == "mine"
+            assert albert.info().model_id == "copied"
     assert capfd.readouterr().err.count("Exporting") == 1
     config = json.loads((checkpoint / "config.json").read_bytes())
     (checkpoint / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
@@ -128,17 +129,17 @@ def test_a_cache_that_others_can_write_to_is_rejected(checkpoint_dir: Path, cach
 
 
 @pytest.mark.usefixtures("cache")
-def test_each_precision_has_an_export_of_its_own(
+def test_each_precision_is_exported_to_its_own_folder(
     checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = subprocess.CompletedProcess[bytes]([], 0)
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    finished_export = subprocess.CompletedProcess[bytes]([], 0)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: finished_export)
     fp32, int8 = find_bundle(checkpoint_dir), find_bundle(checkpoint_dir, "int8")
     assert find_bundle(checkpoint_dir, "fp32") == fp32 != int8
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_folder_that_cannot_be_exported_is_an_error_of_one_line(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_architecture_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert/config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(BundleError, match="bert cannot be exported in fp32: ") as caught:
@@ -148,7 +149,7 @@ def test_a_folder_that_cannot_be_exported_is_an_error_of_one_line(tmp_path: Path
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A BENTOML_HOME of this test, also in this process, where BentoML keeps the first one."""
+    """A separate BENTOML_HOME, also for BentoML in this process, which caches the first home."""
     from bentoml._internal.configuration.containers import BentoMLContainer as Container
     from bentoml._internal.models import ModelStore
 
@@ -162,39 +163,37 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         provider.reset()
 
 
-def stored(folder: Path, *options: str) -> None:
+def import_bundle(folder: Path, *options: str) -> None:
     assert main(["import", str(folder), *options]) == 0
 
 
-def test_an_imported_bundle_is_a_model_of_bentomls(bundle_dir: Path, home: Path) -> None:
+def test_bentoml_lists_an_imported_bundle_as_a_model(bundle_dir: Path, home: Path) -> None:
     revision = Bundle.open(bundle_dir).manifest.revision
-    stored(bundle_dir)
-    listed = subprocess.run(
+    import_bundle(bundle_dir)
+    models = subprocess.check_output(
         [sys.executable, "-m", "bentoml", "models", "list", "--output", "json"],
         env={**os.environ, "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"},
-        capture_output=True,
-        check=True,
     )
-    (model,) = json.loads(listed.stdout)
+    (model,) = json.loads(models)
     assert model["tag"] == f"tiny:{revision}"
     files = {path.name for path in (home / "models/tiny" / revision).iterdir()}
     assert files == {path.name for path in bundle_dir.iterdir()} | {"model.yaml"}
 
 
-def test_a_tag_without_a_version_is_the_bundle_that_was_imported_last(
+def test_a_tag_without_a_version_means_the_latest_import(
     bundle_dir: Path, int8_dir: Path, home: Path
 ) -> None:
-    stored(int8_dir, "--name", "tiny:2")
-    stored(bundle_dir)
+    import_bundle(int8_dir, "--name", "tiny:2")
+    import_bundle(bundle_dir)
     revision = Bundle.open(bundle_dir).manifest.revision
     assert store.locate(Path("bentoml:tiny")) == home / "models/tiny" / revision
     assert store.locate(Path("bentoml:tiny:2")) == home / "models/tiny/2"
 
 
-def test_an_import_that_fails_leaves_the_store_as_it_was(
+def test_a_failed_import_does_not_change_the_store(
     bundle_dir: Path, int8_dir: Path, home: Path, failure: Callable[..., str]
 ) -> None:
-    stored(bundle_dir, "--name", "tiny:1")
+    import_bundle(bundle_dir, "--name", "tiny:1")
     line = failure("import", int8_dir, "--name", "tiny:1")
     assert "cannot be imported as tiny:1: Item 'tiny:1' already exists" in line
     imported = Bundle.open(home / "models/tiny/1")
