@@ -1,4 +1,4 @@
-"""The engine's numbers against torch, any mix of inputs, refusals, and pre-packed weights."""
+"""The engine: equality with torch, mixed batches, errors, memory, and prepacked weights."""
 
 from __future__ import annotations
 
@@ -31,14 +31,8 @@ from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import EncoderInput
 from tests.albert_serve.batching.engines import some_inputs
 from tests.albert_serve.support import TorchEngine, copy_with
-from training.model.checkpoint import load_checkpoint
 
-TASKS = (
-    "fill-mask",
-    "sentence-order",
-    "text-classification",
-    "question-answering",
-)
+TASKS = ("fill-mask", "sentence-order", "text-classification", "question-answering")
 
 
 @pytest.fixture(scope="module")
@@ -48,26 +42,21 @@ def engine(bundle_dir: Path) -> Engine:
 
 @pytest.fixture
 def options(tmp_path: Path) -> RuntimeOptions:
-    """With a cache of their own."""
+    """Options with an empty cache."""
     return RuntimeOptions(num_threads=1, cache_folder=tmp_path / "cache")
-
-
-@pytest.fixture(scope="module")
-def reference(checkpoint_dir: Path) -> TorchEngine:
-    return TorchEngine(load_checkpoint(checkpoint_dir))
 
 
 def make_input(
     task: str, num_tokens: int, rows: list[int] | None = None, seed: int = 0
 ) -> EncoderInput:
-    chance = random.Random(f"{task} {num_tokens} {seed}")
-    ids = [chance.randrange(1000) for _ in range(num_tokens)]
+    generator = random.Random(f"{task} {num_tokens} {seed}")
+    ids = [generator.randrange(1000) for _ in range(num_tokens)]
     types = [int(position > num_tokens // 2) for position in range(num_tokens)]
     return EncoderInput(ids=ids, types=types, task=task, rows=rows)
 
 
 def mixed_inputs() -> list[EncoderInput]:
-    """All tasks, lengths from 1 to the longest, rows of every kind, in no order."""
+    """Return inputs of all tasks, lengths and kinds of rows, in random order."""
     lengths = [1, 2, 3, 31, 32, 33, 60, 64, 100, 127, 128]
     inputs = [
         make_input(task, length, rows=rows, seed=seed)
@@ -80,31 +69,30 @@ def mixed_inputs() -> list[EncoderInput]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_logits_are_those_of_torch(engine: Engine, reference: TorchEngine, task: str) -> None:
+def test_logits_equal_torch(engine: Engine, torch_engine: TorchEngine, task: str) -> None:
     for num_tokens in (1, 17, 128):
         item = make_input(task, num_tokens)
-        (expected,) = reference.run([item])
+        (expected,) = torch_engine.run([item])
         (logits,) = engine.run([item])
         assert logits.dtype == np.float32
-        assert np.ptp(expected) > 0.01  # logits that hardly differ would show nothing
+        assert np.ptp(expected) > 0.01  # similar logits would hide faults
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
 
 
-def test_a_mixed_batch_equals_single_runs(engine: Engine, bundle_dir: Path) -> None:
+def test_a_batch_of_mixed_inputs_equals_single_runs(engine: Engine, bundle_dir: Path) -> None:
     inputs = mixed_inputs()
-    singles = [engine.run([item])[0] for item in inputs]
+    expected = [engine.run([item])[0] for item in inputs]
     batched = Engine.open(bundle_dir, RuntimeOptions(num_threads=1))
     batched.max_batch_tokens = 200
-    for item, single, logits in zip(inputs, singles, batched.run(inputs), strict=True):
-        num_rows = len(item.ids) if item.rows is None else len(item.rows)
-        assert logits.shape == (num_rows, 1000 if item.task == "fill-mask" else 2)
-        np.testing.assert_allclose(logits, single, rtol=0, atol=1e-5)
-    for single, logits in zip(singles, batched.run_batch(inputs), strict=True):
-        np.testing.assert_allclose(logits, single, rtol=0, atol=1e-5)
+    for run in (batched.run, batched.run_batch):
+        for item, expected_logits, logits in zip(inputs, expected, run(inputs), strict=True):
+            num_rows = len(item.ids) if item.rows is None else len(item.rows)
+            assert logits.shape == (num_rows, 1000 if item.task == "fill-mask" else 2)
+            np.testing.assert_allclose(logits, expected_logits, rtol=0, atol=1e-5)
 
 
-def test_hidden_states_are_read_in_the_batches_of_the_heads(
-    engine: Engine, reference: TorchEngine
+def test_a_batch_may_mix_inputs_of_heads_and_of_hidden_states(
+    engine: Engine, torch_engine: TorchEngine
 ) -> None:
     features = []
     for length in (1, 31, 100):
@@ -113,20 +101,16 @@ def test_hidden_states_are_read_in_the_batches_of_the_heads(
             features += [replace(plain, reduction=kind) for kind in ("none", "mean", "max")]
     inputs = [item for pair in zip(features, mixed_inputs(), strict=False) for item in pair]
     for item, result in zip(inputs, engine.run_batch(inputs), strict=True):
-        if item.task != "feature-extraction":
-            np.testing.assert_allclose(result, engine.run([item])[0], rtol=0, atol=1e-5)
-            continue
-        (expected,) = reference.run([item])
+        (expected,) = torch_engine.run([item])
         np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)
 
 
-def test_many_threads_get_what_one_gets(engine: Engine) -> None:
+def test_threads_get_the_same_logits_as_single_calls(engine: Engine) -> None:
     inputs = mixed_inputs()[:40]
-    singles = [engine.run([item])[0] for item in inputs]
     with ThreadPoolExecutor(4) as threads:
-        together = list(threads.map(lambda item: engine.run([item])[0], inputs))
-    for single, logits in zip(singles, together, strict=True):
-        np.testing.assert_array_equal(logits, single)
+        results = list(threads.map(lambda item: engine.run([item])[0], inputs))
+    for item, logits in zip(inputs, results, strict=True):
+        np.testing.assert_array_equal(logits, engine.run([item])[0])
     assert engine.run([]) == engine.run_batch([]) == []
     assert set(engine.tasks) == {*TASKS, "feature-extraction"}
 
@@ -134,7 +118,7 @@ def test_many_threads_get_what_one_gets(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("size", "num_tokens"), [("base", 512), ("large", 512), ("xlarge", 256), ("xxlarge", 128)]
 )
-def test_a_batch_has_as_many_tokens_as_documented(size: str, num_tokens: int) -> None:
+def test_the_default_tokens_of_a_batch_are_as_documented(size: str, num_tokens: int) -> None:
     assert best_batch_tokens(preset(size), "cpu") == num_tokens
     assert best_batch_tokens(preset(size), "cuda") == 16_384
 
@@ -148,16 +132,16 @@ def test_a_batch_has_as_many_tokens_as_documented(size: str, num_tokens: int) ->
         ({"ids": [5] * 129, "types": [0] * 129}, InvalidInputError, "129 tokens.* 128"),
     ],
 )
-def test_refusals_say_what_was_given_and_what_is_allowed(
+def test_an_invalid_input_is_an_error_with_its_value_and_the_allowed_values(
     engine: Engine, changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    plain = EncoderInput(ids=[2, 3], types=[0, 0], task="fill-mask", rows=None)
+    valid = EncoderInput(ids=[2, 3], types=[0, 0], task="fill-mask", rows=None)
     for run in (engine.run, engine.run_batch):
         with pytest.raises(error, match=message):
-            run([make_input("fill-mask", 5), replace(plain, **changes)])
+            run([valid, replace(valid, **changes)])
 
 
-def test_numbers_that_are_not_finite_are_an_error_of_their_task_alone(
+def test_logits_that_are_not_finite_are_an_error_of_their_task_only(
     bundle_dir: Path, tmp_path: Path
 ) -> None:
     weights = bytearray((bundle_dir / "model.safetensors").read_bytes())
@@ -170,13 +154,12 @@ def test_numbers_that_are_not_finite_are_an_error_of_their_task_alone(
     assert len(engine.run([make_input("fill-mask", 5, rows=[0])])) == 1
 
 
-def test_int8_answers_do_not_depend_on_the_texts_beside_them(int8_dir: Path) -> None:
+def test_int8_logits_do_not_depend_on_the_batch(int8_dir: Path) -> None:
     engine = Engine.open(int8_dir, RuntimeOptions(num_threads=1))
     inputs = some_inputs(engine.tasks)
     inputs += [EncoderInput(ids=[999] * 16, types=[1] * 16, task=engine.tasks[0], rows=[0])]
-    together = engine.run(inputs)
-    for alone, expected in zip(inputs, together, strict=True):
-        np.testing.assert_array_equal(engine.run([alone])[0], expected)
+    for item, logits in zip(inputs, engine.run(inputs), strict=True):
+        np.testing.assert_array_equal(engine.run([item])[0], logits)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -184,13 +167,13 @@ def test_the_memory_of_a_very_large_batch_is_freed(bundle_dir: Path) -> None:
     engine = Engine.open(bundle_dir, RuntimeOptions(num_threads=1))
     engine.warm_up()
     return_free_memory()
-    before = num_anonymous_bytes() or 0
-    engine.run_batch([make_input("fill-mask", 128, rows=[0])] * 400)  # 100 MB of attention
+    old_bytes = num_anonymous_bytes() or 0
+    engine.run_batch([make_input("fill-mask", 128, rows=[0])] * 400)  # 100 MB of attention scores
     return_free_memory()
-    assert (num_anonymous_bytes() or 0) - before < 32 << 20
+    assert (num_anonymous_bytes() or 0) - old_bytes < 32 << 20
 
 
-def test_without_a_driver_auto_says_so_and_cuda_by_name_is_an_error(
+def test_without_a_driver_auto_uses_the_cpu_and_cuda_is_an_error(
     bundle_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     if no_cuda_reason() != NO_DRIVER:
@@ -202,70 +185,71 @@ def test_without_a_driver_auto_says_so_and_cuda_by_name_is_an_error(
         Engine.open(bundle_dir, RuntimeOptions(device="cuda"))
 
 
-def entries(options: RuntimeOptions) -> list[Path]:
+def count_entries(options: RuntimeOptions) -> int:
+    """Count the models in the cache of prepacked weights."""
     assert options.cache_folder is not None
-    return sorted(each for each in options.cache_folder.iterdir() if each.name != ".lock")
+    return sum(path.name != ".lock" for path in options.cache_folder.iterdir())
 
 
-def test_packed_weights_on_disk_give_the_same_numbers(
+def test_prepacked_weights_are_stored_once_mapped_and_give_the_same_logits(
     bundle_dir: Path, int8_dir: Path, options: RuntimeOptions
 ) -> None:
-    """Of a batch alone, and of several in threads; an entry is made once, and then mapped."""
-    for number, folder in enumerate((bundle_dir, int8_dir), start=1):
+    for num_models, folder in enumerate((bundle_dir, int8_dir), start=1):
         in_memory = Engine.open(folder, RuntimeOptions(num_threads=1))
         for num_threads in (1, 3):
             packed = Engine.open(folder, replace(options, num_threads=num_threads))
             packed.max_batch_tokens = in_memory.max_batch_tokens = 64
             inputs = some_inputs(in_memory.tasks) * 4
-            for expected, got in zip(in_memory.run(inputs), packed.run(inputs), strict=True):
-                np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
-            assert len(entries(options)) == number
-        mapped = Path("/proc/self/maps").read_text()
-        assert re.search(rf"{options.cache_folder}/\w+/encoder\.data", mapped)
-        # Encoder and heads look words up in the same pages.
-        assert str(folder / "model.safetensors") in mapped
+            for expected, logits in zip(in_memory.run(inputs), packed.run(inputs), strict=True):
+                np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+            assert count_entries(options) == num_models
+        mapped_files = Path("/proc/self/maps").read_text()
+        assert re.search(rf"{options.cache_folder}/\w+/encoder\.data", mapped_files)
+        # Encoder and heads share the word embeddings of the bundle.
+        assert str(folder / "model.safetensors") in mapped_files
 
 
-def test_a_damaged_entry_is_made_anew(bundle_dir: Path, options: RuntimeOptions) -> None:
+def test_a_damaged_entry_of_the_cache_is_written_again(
+    bundle_dir: Path, options: RuntimeOptions
+) -> None:
     bundle = Bundle.open(bundle_dir)
     packed = packed_encoder(bundle, options)
     assert packed is not None
-    victim = packed.parent / "encoder.data"
-    content = victim.read_bytes()
+    file = packed.parent / "encoder.data"
+    content = file.read_bytes()
     for damaged in (content[:-1], content[:-20] + b"x" + content[-19:], None):
-        victim.unlink()
+        file.unlink()
         if damaged is not None:
-            victim.write_bytes(damaged)
+            file.write_bytes(damaged)
         assert packed_encoder(bundle, options) == packed
-        assert victim.stat().st_size == len(content)
-    Engine.open(bundle, options).warm_up()
+        assert file.read_bytes() == content
 
 
-def test_another_runtime_and_processor_have_entries_of_their_own(
+def test_each_version_of_the_runtime_and_each_processor_has_its_own_entry(
     bundle_dir: Path, options: RuntimeOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed_encoder(Bundle.open(bundle_dir), options)
     monkeypatch.setattr(ort, "__version__", "1.99.0")
     packed_encoder(Bundle.open(bundle_dir), options)
-    assert len(entries(options)) == 2
+    assert count_entries(options) == 2
     monkeypatch.setattr(prepacking, "cpu_name", lambda: "another")
     packed_encoder(Bundle.open(bundle_dir), options)
-    assert len(entries(options)) == 3
+    assert count_entries(options) == 3
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(
+def test_a_cache_that_cannot_be_written_is_only_a_warning(
     bundle_dir: Path, options: RuntimeOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert options.cache_folder is not None
     options.cache_folder.write_text("")
     engine = Engine.open(Bundle.open(bundle_dir), options)
     engine.warm_up()
-    (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "packed weights cannot be stored in" in record.getMessage()
 
 
 @pytest.mark.process
-def test_processes_that_start_together_make_one_entry(
+def test_processes_that_start_together_store_one_entry(
     bundle_dir: Path, options: RuntimeOptions
 ) -> None:
     bundle = Bundle.open(bundle_dir)
@@ -273,4 +257,4 @@ def test_processes_that_start_together_make_one_entry(
     with ProcessPoolExecutor(3, mp_context=context) as pool:
         graphs = set(pool.map(packed_encoder, [bundle] * 3, [options] * 3))
     assert len(graphs) == 1
-    assert len(entries(options)) == 1
+    assert count_entries(options) == 1
