@@ -72,7 +72,7 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def replying(
+def client_with_responses(
     *responses: httpx.Response | Exception, **options: Any
 ) -> tuple[AlbertClient, list[httpx.Request]]:
     """Return a client whose service sends these responses in turn, and the list of its requests."""
@@ -125,7 +125,7 @@ class FakeService:
 
     def _reply(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/info":
-            return httpx.Response(200, json=info(self._max_items))
+            return limits(self._max_items)
         numbers = [int(pair["text"]) for pair in json.loads(request.content)["inputs"]]
         with self._changed:
             self.requests.append(numbers)
@@ -147,9 +147,9 @@ class FakeService:
             raise
 
 
-def info(max_items: int, max_body_bytes: int = 10**6) -> dict[str, Any]:
-    """Return the reply of `/info` of a service with these limits."""
-    return {
+def limits(max_items: int, max_body_bytes: int = 10**6) -> httpx.Response:
+    """Return the response of `/info` of a service with these limits."""
+    info = {
         "model_id": "m",
         "version": "0",
         "precision": "fp32",
@@ -159,6 +159,7 @@ def info(max_items: int, max_body_bytes: int = 10**6) -> dict[str, Any]:
         "max_items": max_items,
         "max_body_bytes": max_body_bytes,
     }
+    return httpx.Response(200, json=info)
 
 
 def answer_pairs(numbers: list[int]) -> tuple[int, Any]:

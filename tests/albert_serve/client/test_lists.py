@@ -29,18 +29,14 @@ from tests.albert_serve.client.support import (
     MakeClient,
     MakeService,
     answer_pairs,
+    client_with_responses,
     error_response,
-    info,
+    limits,
     numbers_of,
     pairs,
     reject_pair,
-    replying,
 )
 from tests.albert_serve.support import MAX_ITEMS, Running
-
-
-def limits(max_items: int, max_body_bytes: int = 10**6) -> httpx.Response:
-    return httpx.Response(200, json=info(max_items, max_body_bytes))
 
 
 def replies(*numbers: int) -> httpx.Response:
@@ -54,7 +50,9 @@ def sent_numbers(requests: list[httpx.Request]) -> list[list[int]]:
 
 
 def test_a_long_list_is_split_into_requests_that_the_service_accepts() -> None:
-    client, received = replying(limits(2), replies(0, 1), replies(2, 3), replies(4), replies(0, 1))
+    client, received = client_with_responses(
+        limits(2), replies(0, 1), replies(2, 3), replies(4), replies(0, 1)
+    )
     assert numbers_of(client.sentence_order(pairs(5))) == [0, 1, 2, 3, 4]
     assert [request.url.path for request in received] == ["/info", *["/sentence-order"] * 3]
     assert sent_numbers(received) == [[0, 1], [2, 3], [4]]
@@ -64,7 +62,7 @@ def test_a_long_list_is_split_into_requests_that_the_service_accepts() -> None:
 
 def test_a_list_may_have_more_items_than_the_schema_of_a_request_allows() -> None:
     responses = [limits(wire.MAX_ITEMS, 1 << 30), replies(*[0] * wire.MAX_ITEMS), replies(1, 1)]
-    client, received = replying(*responses, timeout_s=600.0)
+    client, received = client_with_responses(*responses, timeout_s=600.0)
     answers = client.sentence_order(pairs(wire.MAX_ITEMS + 2))
     assert numbers_of(answers) == [0] * wire.MAX_ITEMS + [1, 1]
     assert [len(numbers) for numbers in sent_numbers(received)] == [wire.MAX_ITEMS, 2]
@@ -78,7 +76,7 @@ def test_requests_are_as_large_as_the_limit_of_bytes_allows() -> None:
         (frame_bytes + 2 * item_bytes - 1, [[0], [1], [2], [3], [4]]),
     ):
         answers = [replies(*numbers) for numbers in expected]
-        client, received = replying(limits(100, max_body_bytes), *answers)
+        client, received = client_with_responses(limits(100, max_body_bytes), *answers)
         client.sentence_order(pairs(5, length=80))
         assert sent_numbers(received) == expected
         assert all(len(request.content) <= max_body_bytes for request in received[1:])
@@ -86,7 +84,9 @@ def test_requests_are_as_large_as_the_limit_of_bytes_allows() -> None:
 
 def test_a_list_that_is_too_large_for_one_request_is_halved() -> None:
     too_much = [error_response(422, "too_much_at_once"), error_response(413, "body_too_large")]
-    client, received = replying(limits(100), *too_much, replies(1), replies(2), replies(3, 4))
+    client, received = client_with_responses(
+        limits(100), *too_much, replies(1), replies(2), replies(3, 4)
+    )
     assert numbers_of(client.sentence_order(pairs(4))) == [1, 2, 3, 4]
     assert sent_numbers(received) == [[0, 1, 2, 3], [0, 1], [0], [1], [2, 3]]
 
@@ -117,7 +117,7 @@ def test_the_error_of_an_item_has_its_index_in_the_complete_list(
     message: str,
     requests: list[list[int]],
 ) -> None:
-    client, received = replying(*responses)
+    client, received = client_with_responses(*responses)
     with pytest.raises(error, match=message) as caught:
         client.sentence_order(pairs(4, length=40))
     assert caught.value.request_id == "r1"

@@ -29,8 +29,8 @@ from albert_serve.runtime.engine import Engine
 from tests.albert_serve.client.support import CASES, MASKED, assert_same
 
 LONG = "a long text " * 100
-WORK = [LONG] * 1000  # takes seconds
-LIMITS = {"max_items", "max_body_bytes"}  # differ between the service and a local model
+WORK = [LONG] * 1000  # classifying these texts takes seconds
+LIMITS = {"max_items", "max_body_bytes"}  # a local model has other limits than the service
 
 Call = Callable[[Any], Any]
 CALLS: dict[str, Call] = {

@@ -24,7 +24,13 @@ from albert_serve.errors import (
     RequestError,
     UnauthorizedError,
 )
-from tests.albert_serve.client.support import URL, AnyClient, MakeClient, error_response, replying
+from tests.albert_serve.client.support import (
+    URL,
+    AnyClient,
+    MakeClient,
+    client_with_responses,
+    error_response,
+)
 from tests.albert_serve.support import Running
 
 ORDER = httpx.Response(200, json={"in_order": 0.5})
@@ -54,22 +60,22 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_temporary_failure_is_retried_twice_after_a_delay(
     failures: list[httpx.Response | Exception], expected: list[float], delays: list[float]
 ) -> None:
-    client, received = replying(*failures, ORDER)
+    client, received = client_with_responses(*failures, ORDER)
     assert client.sentence_order(PAIR).in_order == 0.5
     assert delays == [pytest.approx(1.125 * delay) for delay in expected]
     assert {request.headers["Authorization"] for request in received} == {"Bearer secret"}
-    client, received = replying(*failures, failures[0], ORDER)
+    client, received = client_with_responses(*failures, failures[0], ORDER)
     with pytest.raises(RequestError):
         client.sentence_order(PAIR)
     assert len(received) == 3
 
 
 @pytest.mark.parametrize(("retry_after", "num_retries"), [("0", 0), ("60", 2)])
-def test_a_client_does_not_wait_longer_than_its_timeout_or_without_retries(
+def test_no_retry_happens_beyond_num_retries_or_the_timeout(
     retry_after: str, num_retries: int
 ) -> None:
     busy = error_response(429, "overloaded", retry_after=retry_after)
-    client, received = replying(*[busy] * 9, num_retries=num_retries)
+    client, received = client_with_responses(*[busy] * 9, num_retries=num_retries)
     with pytest.raises(QueueFullError) as caught:
         client.info()
     assert len(received) == 1
@@ -86,7 +92,7 @@ def test_a_client_does_not_wait_longer_than_its_timeout_or_without_retries(
 def test_any_other_reply_is_an_error_with_its_text(
     response: httpx.Response, error: type[Exception], message: str
 ) -> None:
-    client, received = replying(response, response)
+    client, received = client_with_responses(response, response)
     with pytest.raises(error, match=message):
         client.info()
     with pytest.raises(error, match=message):
@@ -144,10 +150,10 @@ def raw_service(beginning: bytes, repeated: bytes = b"") -> Iterator[tuple[str, 
 
 def test_a_reply_over_the_limit_of_bytes_is_an_error() -> None:
     plain = httpx.Response(200, content=b" " * 2000)
-    client, _ = replying(plain, max_reply_bytes=1999)
+    client, _ = client_with_responses(plain, max_reply_bytes=1999)
     with pytest.raises(RequestError, match=r"more than 1999 bytes\. .* max_reply_bytes"):
         client.info()
-    client, _ = replying(plain, max_reply_bytes=2000)
+    client, _ = client_with_responses(plain, max_reply_bytes=2000)
     with pytest.raises(RequestError, match=r"is not an answer of /info\. Check that it is"):
         client.info()
 
@@ -179,9 +185,11 @@ def test_wait_until_ready_tries_again_until_the_service_has_started(delays: list
         *(httpx.ConnectError("refused"), httpx.Response(429), STARTING, httpx.Response(502))
     ]
     for outcome in outcomes:
-        client, _ = replying(outcome)
+        client, _ = client_with_responses(outcome)
         assert client.health() is False
-    client, received = replying(*outcomes, *outcomes[:3], *[httpx.Response(200)] * 2, timeout_s=9.0)
+    client, received = client_with_responses(
+        *outcomes, *outcomes[:3], *[httpx.Response(200)] * 2, timeout_s=9.0
+    )
     client.wait_until_ready(30)
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
     assert client.health() is True
@@ -190,7 +198,7 @@ def test_wait_until_ready_tries_again_until_the_service_has_started(delays: list
 
 
 def test_a_service_that_does_not_start_is_an_error_with_the_last_attempt() -> None:
-    client, _ = replying(*[STARTING] * 9)
+    client, _ = client_with_responses(*[STARTING] * 9)
     message = f"^{URL} was not ready within 0.5 s. The last attempt: the service is starting"
     with pytest.raises(NotReadyError, match=message):
         client.wait_until_ready(0.5)
