@@ -1,7 +1,7 @@
-"""A small model with four heads, its bundle, and one service process that all tests share.
+"""A small model with four heads, its bundle, and a service process that all tests share.
 
-Token classification has a model and a service of its own: a checkpoint has one head named
-`classifier`.
+Token classification has another model and service, because a checkpoint has only one head with
+the name `classifier`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -18,7 +17,7 @@ import torch
 from albert_serve.bundle.manifest import HeadEntry
 from albert_serve.cli import main
 from albert_serve.config import AlbertConfig
-from albert_serve.tasks import Prepared, TaskSetup
+from albert_serve.tasks import TaskSetup
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.albert_serve.support import ROOT, Answerer, Running, TorchEngine, served
 from tests.export.exporting import export_bundle
@@ -35,7 +34,7 @@ TOKEN_LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 @pytest.fixture(scope="session")
 def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights, large enough that logits differ, and a vocabulary of 1,000 pieces."""
+    """A checkpoint with a vocabulary of 1,000 pieces, and random weights whose logits differ."""
     vocab = tmp_path_factory.mktemp("vocab")
     documents = read_documents([WIKI])
     spiece = train_vocab(documents, vocab, vocab_size=1000)
@@ -63,13 +62,13 @@ def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bundle_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint as a bundle. Copy it before changing it."""
+    """The bundle of the checkpoint. Copy it before you change it."""
     return export_bundle(checkpoint_dir, tmp_path_factory.mktemp("bundles") / "tiny").bundle.folder
 
 
 @pytest.fixture(scope="session")
 def int8_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint in int8: another revision, whose answers differ a little."""
+    """The bundle in int8. Its revision differs, and its answers differ slightly."""
     folder = tmp_path_factory.mktemp("int8") / "tiny"
     return export_bundle(checkpoint_dir, folder, precision="int8").bundle.folder
 
@@ -83,15 +82,16 @@ def service(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="session")
 def client(service: Running) -> Iterator[httpx.Client]:
+    """An HTTP client of the running service."""
     with httpx.Client(base_url=service.url, timeout=30) as http:
         yield http
 
 
 @pytest.fixture(scope="session")
 def token_checkpoint_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with a head for token classification in place of the others.
+    """The same encoder with a head for token classification only.
 
-    Its bias is such that each label is the best of some tokens.
+    The bias of the head is set so that each label is the best label of some tokens.
     """
     torch.manual_seed(1)
     model = load_checkpoint(checkpoint_dir, {"token-classification": len(TOKEN_LABELS)}).eval()
@@ -124,26 +124,22 @@ def token_service(
 
 @pytest.fixture
 def service_of(request: pytest.FixtureRequest) -> Callable[[str], Running]:
-    """The running service that answers a task."""
-
-    def find(task: str) -> Running:
-        name = "token_service" if task == "token-classification" else "service"
-        found: Running = request.getfixturevalue(name)
-        return found
-
-    return find
+    """A function that returns the running service of a task."""
+    return lambda task: request.getfixturevalue(
+        "token_service" if task == "token-classification" else "service"
+    )
 
 
 @pytest.fixture
 def failure(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Gives the one line of a command that fails."""
+    """A function that runs a command, which must fail, and returns its error of one line."""
 
     def run(*arguments: object) -> str:
         capsys.readouterr()
         assert main([str(argument) for argument in arguments]) == 1
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        (line,) = printed.err.splitlines()
+        output = capsys.readouterr()
+        assert output.out == ""
+        (line,) = output.err.splitlines()
         return line.removeprefix("error: ")
 
     return run
@@ -155,34 +151,30 @@ def tokenizer(checkpoint_dir: Path) -> AlbertTokenizer:
 
 
 @pytest.fixture(scope="session")
-def engine(checkpoint_dir: Path) -> TorchEngine:
+def torch_engine(checkpoint_dir: Path) -> TorchEngine:
     return TorchEngine(load_checkpoint(checkpoint_dir))
 
 
 @pytest.fixture(scope="session")
-def answer(engine: TorchEngine) -> Answerer:
-    """Runs what a task prepared, and gives the answer."""
-
-    def run(prepared: Prepared[Any]) -> Any:
-        return prepared.finish(engine.run(prepared.inputs))
-
-    return run
+def answer(torch_engine: TorchEngine) -> Answerer:
+    """A function that runs a prepared input in torch and returns the answer."""
+    return lambda prepared: prepared.finish(torch_engine.run(prepared.inputs))
 
 
 @pytest.fixture(scope="session")
-def task_setup(tokenizer: AlbertTokenizer, engine: TorchEngine) -> TaskSetup:
+def task_setup(tokenizer: AlbertTokenizer, torch_engine: TorchEngine) -> TaskSetup:
     entry = HeadEntry(graph="a.onnx", num_outputs=2, labels=["negative", "positive"])
     return TaskSetup(
         tokenizer=tokenizer,
-        max_positions=engine.model.config.max_positions,
-        hidden_size=engine.model.config.hidden_size,
+        max_positions=torch_engine.model.config.max_positions,
+        hidden_size=torch_engine.model.config.hidden_size,
         heads={"text-classification": entry},
     )
 
 
 @pytest.fixture(scope="session")
 def sentences() -> list[str]:
-    """Sentences of Wikipedia, short and long."""
+    """Texts of 41 to 150 characters from Wikipedia."""
     with WIKI.open(encoding="utf-8") as lines:
         texts = [json.loads(line)["text"] for line in lines]
     paragraphs = [line for text in texts for line in text.splitlines() if len(line) > 40]

@@ -1,4 +1,4 @@
-"""Helpers: a service process, bundles with a fault, and an engine in torch."""
+"""Helpers: service processes, damaged bundles, and an engine in torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import numpy as np
-import pytest
 import torch
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
@@ -33,11 +32,21 @@ from training.model.heads import AlbertForTasks
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE = "albert_serve.service:AlbertServe"
+SERVE_COMMAND = ("bentoml", "serve", SERVICE)
 WORKER = "_bentoml_impl.worker.service"
 MAX_BODY_BYTES = 60_000
 MAX_ITEMS = 32
 START_TIMEOUT_S = 90.0
 NUM_CALLERS = 4
+# An item that each task can answer.
+ITEMS: Final[dict[str, Any]] = {
+    "fill-mask": "a [MASK]",
+    "text-classification": "a",
+    "question-answering": {"question": "Who?", "context": "a b c"},
+    "sentence-order": {"sentences": ["a", "b", "c"]},
+    "token-classification": "a",
+    "feature-extraction": "a",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +64,7 @@ class Running:
 
 def run_module(*arguments: str, cwd: Path, environment: dict[str, str]) -> str:
     """Run a module with arguments, and return its output."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=cwd,
         env=environment,
@@ -63,11 +72,12 @@ def run_module(*arguments: str, cwd: Path, environment: dict[str, str]) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 def service_environment(bundle_dir: Path, home: Path) -> dict[str, str]:
+    """Return the environment variables of a service with one bundle."""
     return {
         **os.environ,
         "BENTOML_DO_NOT_TRACK": "True",
@@ -80,15 +90,9 @@ def service_environment(bundle_dir: Path, home: Path) -> dict[str, str]:
     }
 
 
-def before_each_program(folder: Path, code: str) -> dict[str, str]:
-    """Variables that make Python run code before a program and its child processes."""
-    (folder / "sitecustomize.py").write_text(code)
-    return {"PYTHONPATH": f"{folder}:{ROOT}"}
-
-
 @contextlib.contextmanager
 def local_http(bundle_dir: Path) -> Iterator[httpx.Client]:
-    """A client of the service's routes over a bundle, in this process."""
+    """Open an HTTP client of the service's routes in this process."""
     transport = LocalTransport(bundle_dir, RuntimeOptions(device="cpu", num_threads=1))
     with httpx.Client(transport=transport, base_url="http://local") as client:
         yield client
@@ -98,7 +102,7 @@ def local_http(bundle_dir: Path) -> Iterator[httpx.Client]:
 def running_service(
     environment: dict[str, str],
     folder: Path,
-    command: tuple[str, ...] = ("bentoml", "serve", SERVICE),
+    command: tuple[str, ...] = SERVE_COMMAND,
     python: str | Path = sys.executable,
 ) -> Iterator[Running]:
     """Start `python -m COMMAND` in `folder`, wait until it is ready, and end it afterwards."""
@@ -130,64 +134,69 @@ def running_service(
 def served(
     bundle_dir: Path,
     folder: Path,
-    command: tuple[str, ...] = ("bentoml", "serve", SERVICE),
+    command: tuple[str, ...] = SERVE_COMMAND,
     **settings: str,
 ) -> Iterator[Running]:
-    """Serve a bundle from a folder; settings have their names without `ALBERT_SERVE_`."""
+    """Serve a bundle from a folder. The names of settings omit `ALBERT_SERVE_`."""
     variables = {f"ALBERT_SERVE_{name}": value for name, value in settings.items()}
     environment = service_environment(bundle_dir, folder / "home") | variables
     with running_service(environment, folder, command) as running:
         yield running
 
 
+def wait_until(
+    is_true: Callable[[], bool], running: Running, timeout_s: float = START_TIMEOUT_S
+) -> None:
+    """Wait until a function returns true. After the timeout, fail with the log."""
+    give_up_s = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < give_up_s, f"timeout after {timeout_s} s:\n{running.log}"
+        time.sleep(0.05)
+
+
 def wait_until_ready(running: Running) -> None:
-    give_up_s = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < give_up_s:
-        if running.process.poll() is not None:
-            pytest.fail(f"the service ended with {running.process.returncode}:\n{running.log}")
+    """Wait until the service is ready, or fail if it ends."""
+
+    def is_ready() -> bool:
+        code = running.process.poll()
+        assert code is None, f"the service ended with {code}:\n{running.log}"
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{running.url}/readyz").status_code == 200:
-                return
-        time.sleep(0.1)
-    pytest.fail(f"the service was not ready within {START_TIMEOUT_S} s:\n{running.log}")
+            return httpx.get(f"{running.url}/readyz").status_code == 200
+        return False
+
+    wait_until(is_ready, running)
 
 
 def wait_until_started(service: Running, num_workers: int) -> None:
-    """The first that is ready answers for all."""
-    give_up_s = time.monotonic() + START_TIMEOUT_S
-    while service.log.count("Completed async startup hook") < num_workers:
-        assert time.monotonic() < give_up_s, service.log
-        time.sleep(0.1)
+    """Wait until all workers have started. The service is ready when the first has started."""
+    wait_until(lambda: service.log.count("Completed async startup hook") >= num_workers, service)
 
 
 def wait_until_logged(running: Running, text: str) -> None:
-    """A request's line is written when its reply has been sent."""
-    give_up_s = time.monotonic() + 20
-    while text not in running.log:
-        assert time.monotonic() < give_up_s, f"{text} is not in the log"
-        time.sleep(0.01)
+    """Wait for a text in the log. The service logs a request after it has sent the reply."""
+    wait_until(lambda: text in running.log, running, timeout_s=20)
 
 
 @contextlib.contextmanager
 def under_load(running: Running) -> Iterator[Counter[object]]:
-    """Keep four callers busy; yields the counts of their replies by status or error."""
-    seen: Counter[object] = Counter()
+    """Send requests from several threads. Yields the number of replies by status or error."""
+    counts: Counter[object] = Counter()
     is_over = threading.Event()
     body = {"inputs": "The [MASK] run."}
 
-    def ask() -> None:
+    def send() -> None:
         with httpx.Client(base_url=running.url, timeout=30) as client:
             while not is_over.is_set():
                 try:
-                    seen[client.post("/fill-mask", json=body).status_code] += 1
+                    counts[client.post("/fill-mask", json=body).status_code] += 1
                 except httpx.TransportError as error:
-                    seen[type(error)] += 1
+                    counts[type(error)] += 1
 
-    callers = [threading.Thread(target=ask) for _ in range(NUM_CALLERS)]
+    callers = [threading.Thread(target=send) for _ in range(NUM_CALLERS)]
     for caller in callers:
         caller.start()
     try:
-        yield seen
+        yield counts
     finally:
         is_over.set()
         for caller in callers:
@@ -195,7 +204,7 @@ def under_load(running: Running) -> Iterator[Counter[object]]:
 
 
 def workers_of(running: Running) -> list[int]:
-    """The processes that answer, from Linux' /proc."""
+    """Read the process ids of the workers from /proc."""
     children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children")
     return [
         int(pid)
@@ -205,25 +214,24 @@ def workers_of(running: Running) -> list[int]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def copy_with(bundle_dir: Path, folder: Path, name: str, content: bytes) -> Path:
-    """A copy of a bundle with one file replaced, and the manifest's hash made to fit."""
+    """Copy a bundle, replace one file, and update the hash in the manifest."""
     shutil.copytree(bundle_dir, folder)
-    (folder / name).unlink()
-    (folder / name).write_bytes(content)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"][name] = file_entry(folder / name).model_dump()
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    file, manifest_file = folder / name, folder / "manifest.json"
+    file.unlink()
+    file.write_bytes(content)
+    manifest = json.loads(manifest_file.read_text())
+    manifest["files"][name] = file_entry(file).model_dump()
+    manifest_file.write_text(json.dumps(manifest))
     return folder
 
 
 class TorchEngine:
-    """Runs inputs separately and unpadded, as the reference of other engines."""
+    """The reference for other engines. It runs each input separately and without padding."""
 
     def __init__(self, model: AlbertForTasks, max_batch_tokens: int = 512) -> None:
         self.model = model.eval()

@@ -1,4 +1,4 @@
-"""Sizes and parameters against the paper and transformers, and invalid values."""
+"""Configurations: sizes in the paper and in transformers, conversion, and invalid values."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def configs(draw: st.DrawFn) -> AlbertConfig:
 
 
 def hf_model(config: AlbertConfig) -> Any:
-    """transformers' model of these sizes, without memory for its weights."""
-    hf = {key: value for key, value in config.to_hf().items() if key != "albert_sharing"}
+    """Create the model of transformers without allocating its weights."""
+    values = {key: value for key, value in config.to_hf().items() if key != "albert_sharing"}
     with torch.device("meta"):
-        return transformers.AlbertModel(transformers.AlbertConfig(**hf))
+        return transformers.AlbertModel(transformers.AlbertConfig(**values))
 
 
-# Table 1 of the paper, in millions; the released xxlarge has 223.
+# The millions are from table 1 of the paper. The released xxlarge has 223 million.
 @pytest.mark.parametrize(
     ("name", "num_params", "millions"),
     [
@@ -71,7 +71,7 @@ def hf_model(config: AlbertConfig) -> Any:
         ("xxlarge", 222_595_584, 235),
     ],
 )
-def test_presets_have_the_sizes_of_the_paper_and_of_the_released_models(
+def test_presets_have_the_sizes_in_the_paper_and_in_transformers(
     name: str, num_params: int, millions: int
 ) -> None:
     assert preset(name).num_backbone_params == num_params
@@ -87,48 +87,47 @@ def test_presets_have_the_sizes_of_the_paper_and_of_the_released_models(
         replace(TINY, num_token_types=5, ffn_size=7),
     ],
 )
-def test_number_of_parameters_is_that_of_transformers(config: AlbertConfig) -> None:
+def test_the_number_of_parameters_equals_transformers(config: AlbertConfig) -> None:
     assert config.num_backbone_params == hf_model(config).num_parameters()
 
 
 @pytest.mark.parametrize(
     ("num_layers", "num_groups", "num_inner_layers"), [(6, 4, 1), (7, 3, 2), (12, 5, 1), (3, 3, 2)]
 )
-def test_layers_are_applied_in_the_order_of_transformers(
+def test_the_order_of_layers_equals_transformers(
     num_layers: int, num_groups: int, num_inner_layers: int
 ) -> None:
     config = replace(
         TINY, num_layers=num_layers, num_groups=num_groups, num_inner_layers=num_inner_layers
     )
     model = hf_model(config)
-    applied: list[int] = []
+    order: list[int] = []
     layers = [layer for group in model.encoder.albert_layer_groups for layer in group.albert_layers]
     for index, layer in enumerate(layers):
-        layer.register_forward_hook(lambda *_, index=index: applied.append(index))
+        layer.register_forward_hook(lambda *_, index=index: order.append(index))
     model(torch.zeros(1, 4, dtype=torch.long, device="meta"))
-    assert config.layer_plan == tuple((index, index) for index in applied)
+    assert config.layer_plan == tuple((index, index) for index in order)
 
 
-def test_partial_sharing_gives_one_part_of_each_layer_its_own_weights() -> None:
-    config = replace(TINY, num_layers=4, num_groups=2, sharing="attention")
-    assert config.layer_plan == ((0, 0), (0, 1), (1, 2), (1, 3))
-    config = replace(TINY, num_layers=4, num_groups=2, sharing="ffn")
-    assert config.layer_plan == ((0, 0), (1, 0), (2, 1), (3, 1))
+def test_partial_sharing_shares_only_attention_or_only_ffn_in_each_group() -> None:
+    config = replace(TINY, num_layers=4, num_groups=2)
+    plans = [replace(config, sharing=sharing).layer_plan for sharing in ("attention", "ffn")]
+    assert plans == [((0, 0), (0, 1), (1, 2), (1, 3)), ((0, 0), (1, 0), (2, 1), (3, 1))]
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(configs())
-def test_transformers_keeps_every_value(config: AlbertConfig) -> None:
-    """But groups of layers that share nothing."""
-    hf = transformers.AlbertConfig(**config.to_hf())
-    kept = replace(config, num_groups=1) if config.sharing == "none" else config
-    assert AlbertConfig.from_hf(hf.to_dict()) == kept
+def test_a_configuration_of_transformers_stores_all_values(config: AlbertConfig) -> None:
+    """The only exception is the number of groups if layers share nothing."""
+    hf_config = transformers.AlbertConfig(**config.to_hf())
+    expected = replace(config, num_groups=1) if config.sharing == "none" else config
+    assert AlbertConfig.from_hf(hf_config.to_dict()) == expected
 
 
 def test_missing_keys_have_the_defaults_of_transformers() -> None:
-    ours = AlbertConfig.from_hf({"model_type": "albert"})
-    assert ours == AlbertConfig.from_hf(transformers.AlbertConfig().to_dict())
-    assert (ours.hidden_size, ours.num_heads, ours.ffn_size) == (4096, 64, 16384)
+    config = AlbertConfig.from_hf({"model_type": "albert"})
+    assert config == AlbertConfig.from_hf(transformers.AlbertConfig().to_dict())
+    assert (config.hidden_size, config.num_heads, config.ffn_size) == (4096, 64, 16384)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +141,7 @@ def test_missing_keys_have_the_defaults_of_transformers() -> None:
         ({"activation": "relu"}, "activation is 'relu'. Choose one of gelu_tanh, gelu"),
     ],
 )
-def test_a_value_that_no_model_has_is_rejected(changes: dict[str, Any], message: str) -> None:
+def test_an_invalid_value_is_rejected(changes: dict[str, Any], message: str) -> None:
     assert replace(TINY, num_layers=4096, num_groups=4096, hidden_dropout=0, pad_id=0)
     with pytest.raises(ConfigError, match=message):
         replace(TINY, **changes)

@@ -1,4 +1,4 @@
-"""Folders that appear complete or not at all, names of files, and the columns of tables."""
+"""Atomic replacement of folders, names of models, small files, and the columns of tables."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from albert_serve.tables.formats import open_lines
 NAME = "bundle"
 
 
-def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_completely_or_not_at_all(tmp_path: Path) -> None:
     target = tmp_path / "new" / NAME
     with pytest.raises(FileNotFoundError), replace_folder(target) as folder:
-        (folder / "none").rename(folder / "file")
+        (folder / "missing").rename(folder / "file")
     assert list(target.parent.iterdir()) == []
     for content in ("1", "2"):
         with replace_folder(target) as folder:
@@ -35,28 +35,28 @@ def test_a_folder_is_replaced_whole_or_stays(tmp_path: Path) -> None:
 def test_all_content_is_on_disk_before_the_folder_is_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a crash, the folder has all of its content, or does not exist."""
-    synced: list[str] = []
+    """So after a crash the folder is complete, or it does not exist."""
+    synced: set[str] = set()
 
-    def note(descriptor: int) -> None:
+    def fsync(descriptor: int) -> None:
         if not (tmp_path / NAME).exists():
-            synced.append(Path(f"/dev/fd/{descriptor}").resolve().name)
+            synced.add(Path(f"/dev/fd/{descriptor}").resolve().name)
 
-    monkeypatch.setattr("os.fsync", note)
+    monkeypatch.setattr("os.fsync", fsync)
     with replace_folder(tmp_path / NAME) as folder:
         (folder / "part").mkdir()
         (folder / "part/file").write_text("1")
-    assert {"part", "file", folder.name} == set(synced)
+    assert synced == {"part", "file", folder.name}
 
 
 @pytest.mark.parametrize(
     ("name", "is_path"),
     [
-        *(("./us/whole", True), ("/whole", True), ("~/whole", True), ("us/whole/", True)),
-        *(("here/whole", True), ("us/checkpoint", True), ("us/whole", False), ("whole", False)),
+        *(("./us/model", True), ("/model", True), ("~/model", True), ("us/model/", True)),
+        *(("here/model", True), ("us/checkpoint", True), ("us/model", False), ("model", False)),
     ],
 )
-def test_a_name_is_a_path_or_a_name_on_the_hub(
+def test_a_reference_to_a_model_is_a_path_or_a_name_on_the_hub(
     name: str, is_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -64,14 +64,14 @@ def test_a_name_is_a_path_or_a_name_on_the_hub(
     assert local_path(name) == (Path(name).expanduser() if is_path else None)
 
 
-def test_a_small_file_has_at_most_so_many_bytes(tmp_path: Path) -> None:
+def test_reading_a_small_file_has_a_limit_of_bytes(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("123")
     assert read_small_file(tmp_path / "file", 3) == b"123"
     with pytest.raises(OSError, match="more than 2 bytes"):
         read_small_file(tmp_path / "file", 2)
 
 
-# A cell with tabs and line ends both would look like rows of its own.
+# A cell with both tabs and line breaks could look like several rows.
 CELLS = st.one_of(st.text('ab" \n', max_size=6), st.text('ab"\t', max_size=6))
 ROWS = st.lists(st.lists(CELLS, min_size=2, max_size=2), max_size=5)
 
@@ -84,7 +84,7 @@ def read(file: Path, content: str, *, has_quotes: bool = True) -> list[tuple[int
 
 
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
-def test_quoted_tsv_is_read_as_it_was_written(
+def test_quoted_tsv_of_the_csv_module_is_read_correctly(
     tmp_path_factory: pytest.TempPathFactory, quoting: int
 ) -> None:
     file = tmp_path_factory.mktemp("rows") / "a.tsv"
@@ -108,20 +108,22 @@ def test_quoted_tsv_is_read_as_it_was_written(
         ["a\tb\tc", '"one"\t"two', "short\trow", 'three"\tx\ty'],
     ],
 )
-def test_quotes_of_text_between_tabs_are_ordinary(tmp_path: Path, lines: list[str]) -> None:
-    plain = [(n, line.split("\t")) for n, line in enumerate(lines, start=1) if line]
+def test_unpaired_quotes_between_tabs_are_ordinary_characters(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    expected = [(n, line.split("\t")) for n, line in enumerate(lines, start=1) if line]
     content = "\n".join(lines) + "\n"
-    assert read(tmp_path / "a.tsv", content) == plain
-    assert read(tmp_path / "a.tsv", content, has_quotes=False) == plain
+    assert read(tmp_path / "a.tsv", content) == expected
+    assert read(tmp_path / "a.tsv", content, has_quotes=False) == expected
 
 
-def test_a_quoted_row_of_several_lines_is_one(tmp_path: Path) -> None:
+def test_a_quoted_field_may_have_several_lines(tmp_path: Path) -> None:
     content = 'id\ttext\n1\t"One.\n\nTwo ""2""."\n2\tThree.\n'
     rows = [(1, ["id", "text"]), (2, ["1", 'One.\n\nTwo "2".']), (5, ["2", "Three."])]
     assert read(tmp_path / "a.tsv", content) == rows
 
 
-def test_a_quoted_field_between_tabs_has_at_most_1000_lines(tmp_path: Path) -> None:
+def test_a_quoted_field_between_tabs_has_at_most_1000_line_breaks(tmp_path: Path) -> None:
     for num_lines in (1000, 1001):
         field = '"' + "\n" * num_lines + '"'
         rows = read(tmp_path / "a.tsv", f"id\ttext\n1\t{field}\n2\tb\n")
@@ -139,13 +141,13 @@ def test_a_quoted_field_between_tabs_has_at_most_1000_lines(tmp_path: Path) -> N
         (["text", "note"], "none", None, None),
     ],
 )
-def test_texts_are_found_by_their_usual_or_requested_columns(
+def test_text_columns_are_found_by_usual_or_requested_names(
     names: list[str], text: str | None, pair: str | None, expected: tuple[str, str | None] | None
 ) -> None:
     assert find_texts(names, [*PAIRS, *SINGLES], text, pair) == expected
 
 
-def test_a_column_is_found_by_its_first_usual_or_its_requested_name() -> None:
+def test_a_column_is_found_by_usual_or_requested_name_in_any_case() -> None:
     assert find_column(["score", "Category"], LABELS) == "Category"
     assert find_column(["score", "Category"], LABELS, "SCORE") == "score"
     assert find_column(["score"], LABELS, "label") is None

@@ -1,4 +1,4 @@
-"""The wire contract: valid requests, and messages about invalid requests."""
+"""Request schemas: valid requests, messages about invalid requests, and documented errors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,9 @@ from albert_serve.api.schemas import TaskRequest
 from albert_serve.api.wire import MAX_CHARS, MAX_ITEMS, validate
 from albert_serve.errors import InvalidInputError, RequestError, request_error
 from albert_serve.tasks import TASKS
-from tests.albert_serve.support import ROOT
+from tests.albert_serve.support import ITEMS, ROOT
 
-ITEMS: dict[str, Any] = {
-    "fill-mask": "a [MASK]",
-    "text-classification": {"text": "a", "text_pair": "b"},
-    "question-answering": {"question": "q", "context": "c"},
-    "sentence-order": {"text": "a", "text_pair": "b"},
-    "token-classification": "a",
-    "feature-extraction": "a",
-}
-LONG = f"at most {MAX_CHARS} are allowed. Shorten or split the text."
+TOO_LONG = f"at most {MAX_CHARS} are allowed. Shorten or split the text."
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -43,7 +35,7 @@ def error_of(task: str, body: Any) -> str:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_request_has_one_item_or_a_list_and_null_means_the_default(task: str) -> None:
+def test_inputs_are_one_item_or_a_list_and_null_parameters_mean_defaults(task: str) -> None:
     for parameters in ({}, {"parameters": None}, {"parameters": {"truncation": None}}):
         request = read(task, {"inputs": ITEMS[task], **parameters})
         assert request.parameters == TASKS[task].parameters()
@@ -60,86 +52,81 @@ def test_values_at_their_limits_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "expected"),
+    ("task", "body", "expected"),
     [
-        ({}, "inputs is missing."),
-        ({"inputs": []}, "inputs must have at least 1 item."),
-        ({"inputs": ["a", 1]}, "inputs[1] must be a valid string, not 1."),
+        ("fill-mask", {}, "inputs is missing."),
+        ("fill-mask", {"inputs": []}, "inputs must have at least 1 item."),
+        ("fill-mask", {"inputs": ["a", 1]}, "inputs[1] must be a valid string, not 1."),
         (
-            {"inputs": ["a", "x" * (MAX_CHARS + 1)]},
-            f"inputs[1] has {MAX_CHARS + 1} characters; {LONG}",
+            *("fill-mask", {"inputs": ["a", "x" * (MAX_CHARS + 1)]}),
+            f"inputs[1] has {MAX_CHARS + 1} characters; {TOO_LONG}",
         ),
         (
-            {"inputs": ["x"] * (MAX_ITEMS + 1)},
+            *("fill-mask", {"inputs": ["x"] * (MAX_ITEMS + 1)}),
             f"inputs has {MAX_ITEMS + 1} items; at most {MAX_ITEMS} are allowed. Split the list.",
         ),
-        ({"x": 1}, "Unknown field 'x'. Use inputs, parameters."),
+        ("fill-mask", {"x": 1}, "Unknown field 'x'. Use inputs, parameters."),
+        (
+            *("sentence-order", {"inputs": {"sentences": ["a"]}}),
+            "inputs.sentences must have at least 2 items.",
+        ),
+        (
+            *("sentence-order", {"inputs": {"sentences": ["a", "b"], "text": "c"}}),
+            "inputs: Unknown field 'text'. Use sentences.",
+        ),
     ],
 )
-def test_an_invalid_body_is_described_in_one_sentence(body: Any, expected: str) -> None:
-    assert error_of("fill-mask", body) == expected
-
-
-def test_an_error_names_the_path_in_the_form_that_was_used() -> None:
-    too_few = {"inputs": {"sentences": ["a"]}}
-    message = error_of("sentence-order", too_few)
-    assert message == "inputs.sentences must have at least 2 items."
-    mixed = {"inputs": {"sentences": ["a", "b"], "text": "c"}}
-    message = error_of("sentence-order", mixed)
-    assert message == "inputs: Unknown field 'text'. Use sentences."
+def test_the_error_of_an_invalid_body_has_the_path_and_the_allowed_values(
+    task: str, body: Any, expected: str
+) -> None:
+    assert error_of(task, body) == expected
 
 
 @pytest.mark.parametrize(
-    ("task", "parameters", "expected"),
+    ("parameters", "expected"),
     [
-        ("fill-mask", {"truncation": 1}, ".truncation must be true or false, not 1"),
-        ("fill-mask", {"top_k": 0}, ".top_k must be greater than or equal to 1, not 0"),
-        ("fill-mask", {"top_k": 1001}, ".top_k must be less than or equal to 1000, not 1001"),
-        ("fill-mask", {"targets": ["x"] * 1001}, ".targets has 1001 items"),
+        ({"truncation": 1}, ".truncation must be true or false, not 1"),
+        ({"top_k": 0}, ".top_k must be greater than or equal to 1, not 0"),
+        ({"top_k": 1001}, ".top_k must be less than or equal to 1000, not 1001"),
+        ({"targets": ["x"] * 1001}, ".targets has 1001 items"),
         (
-            *("fill-mask", {"targets": ["x" * 512] * 128 + ["x"]}),
+            {"targets": ["x" * 512] * 128 + ["x"]},
             ": The targets have 65537 characters; at most 65536 ",
         ),
     ],
 )
-def test_an_invalid_parameter_is_named(task: str, parameters: Any, expected: str) -> None:
-    message = error_of(task, {"inputs": ITEMS[task], "parameters": parameters})
+def test_the_error_of_an_invalid_parameter_has_its_name(parameters: Any, expected: str) -> None:
+    message = error_of("fill-mask", {"inputs": "a", "parameters": parameters})
     assert message.startswith(f"parameters{expected}")
 
 
-def test_a_long_or_deep_value_is_shortened() -> None:
+def test_an_error_shortens_a_long_or_deep_value() -> None:
     deep: Any = []
     for _ in range(100_000):
         deep = [deep]
     for value in ("x" * 10_000, {"x" * 10_000: ["y" * 10_000] * 1000}, deep):
-        assert len(error_of("sentence-order", {"inputs": value})) < 200
-        assert (
-            len(error_of("fill-mask", {"inputs": "a", "parameters": {"truncation": value}})) < 200
-        )
+        for body in ({"inputs": value}, {"inputs": [], "parameters": {"truncation": value}}):
+            assert len(error_of("sentence-order", body)) < 200
 
 
 @given(body=ANY_JSON | st.dictionaries(st.sampled_from(["inputs", "parameters"]), ANY_JSON))
-def test_any_json_is_accepted_or_rejected_in_a_line(body: Any) -> None:
+def test_any_json_is_accepted_or_rejected_with_one_line(body: Any) -> None:
     for task in TASKS:
         try:
             read(task, body)
         except InvalidInputError as error:
             message = str(error)
-            assert message
-            assert "\n" not in message
+            assert re.fullmatch(r"[^\n]+", message)
 
 
-def test_the_documents_table_has_every_error_that_a_client_can_get() -> None:
-    rows = re.findall(
-        r"^\| (\d+) \| `(\w+)` \|.*\| `(\w+)` \|$",
-        (ROOT / "docs/tasks.md").read_text(),
-        re.MULTILINE,
-    )
+def test_the_table_of_errors_in_the_documents_is_complete() -> None:
+    page = (ROOT / "docs/tasks.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|.*\| `(\w+)` \|$", page, re.MULTILINE)
     for status, error_type, name in rows:
-        assert type(request_error(int(status), "why", error_type)).__name__ == name
+        assert type(request_error(int(status), "message", error_type)).__name__ == name
     expected = {
-        (str(int(kind.status)), kind.error_type, kind.__name__)
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, RequestError) and kind is not RequestError
+        (str(int(item.status)), item.error_type, item.__name__)
+        for item in vars(errors).values()
+        if isinstance(item, type) and issubclass(item, RequestError) and item is not RequestError
     }
     assert expected <= set(rows)

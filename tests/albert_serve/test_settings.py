@@ -1,4 +1,4 @@
-"""The environment: defaults, values, and one clear sentence for a value that cannot be."""
+"""Settings in environment variables: defaults, valid values, and errors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ BUNDLE = {"ALBERT_SERVE_BUNDLE": "/models/base"}
 def test_settings_are_read_and_missing_ones_have_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALBERT_SERVE_DEADLINE_S", "2.5")
     monkeypatch.setenv("ALBERT_SERVE_MAX_ITEMS", " ")
-    read = Settings.from_environment({**BUNDLE, "ALBERT_SERVE_THREADS": "3"})
-    assert read == Settings(
-        bundle=Path("/models/base"),
-        deadline_s=2.5,
-        num_threads=3,
-        cache_folder=read.cache_folder,
-    )
+    settings = Settings.from_environment({**BUNDLE, "ALBERT_SERVE_THREADS": "3"})
+    changes: dict[str, Any] = {"deadline_s": 2.5, "num_threads": 3}
+    expected = Settings(bundle=Path("/models/base"), cache_folder=settings.cache_folder, **changes)
+    assert settings == expected
 
 
 @pytest.mark.parametrize(
@@ -40,38 +37,42 @@ def test_settings_are_read_and_missing_ones_have_defaults(monkeypatch: pytest.Mo
         ("API_KEYS_FILE", " ", "empty"),
     ],
 )
-def test_a_bad_value_is_refused_with_the_variable_and_what_is_allowed(
+def test_an_invalid_value_is_an_error_with_the_variable_and_the_allowed_values(
     variable: str, value: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"ALBERT_SERVE_{variable} .*{message}"):
         Settings.from_environment({**BUNDLE, f"ALBERT_SERVE_{variable}": value})
 
 
-def test_the_values_at_the_limits_are_taken_and_a_bundle_excludes_a_folder() -> None:
-    for variable, values in {
-        "THREADS": "1 1024",
-        "DEADLINE_S": "0.05 55",
-        "WORKERS": "256",
-    }.items():
-        for value in values.split():
-            Settings.from_environment({**BUNDLE, f"ALBERT_SERVE_{variable}": value})
+def test_values_at_the_limits_are_valid() -> None:
+    values = {"THREADS": ("1", "1024"), "DEADLINE_S": ("0.05", "55"), "WORKERS": ("256",)}
+    for variable, limits in values.items():
+        for limit in limits:
+            Settings.from_environment({**BUNDLE, f"ALBERT_SERVE_{variable}": limit})
+
+
+def test_a_bundle_and_a_folder_of_models_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="ALBERT_SERVE_BUNDLE and ALBERT_SERVE_MODELS"):
         Settings.from_environment({**BUNDLE, "ALBERT_SERVE_MODELS": "/models"})
 
 
-def test_a_key_is_needed_where_the_guard_has_the_tasks_and_never_shown() -> None:
-    key = {**BUNDLE, "ALBERT_SERVE_API_KEYS": "k" * 16}
-    with pytest.raises(ConfigError) as caught:
-        Settings.from_environment({**key, "ALBERT_SERVE_THREADS": "no"})
-    assert "k" * 16 not in f"{caught.value} {caught.value.__cause__}"
-    assert Settings.from_environment(key).needs_key
-    guarded = Settings.from_environment({**key, "ALBERT_SERVE_GUARD": "metrics"})
-    assert (guarded.has_keys, guarded.needs_key) == (True, False)
+def test_tasks_require_the_key_if_they_are_guarded() -> None:
+    environment = {**BUNDLE, "ALBERT_SERVE_API_KEYS": "k" * 16}
+    assert Settings.from_environment(environment).needs_key
+    settings = Settings.from_environment({**environment, "ALBERT_SERVE_GUARD": "metrics"})
+    assert (settings.has_keys, settings.needs_key) == (True, False)
     assert not Settings.from_environment(BUNDLE).has_keys
 
 
-def test_the_environment_for_a_process_reads_as_the_same_settings(tmp_path: Path) -> None:
-    chosen = Settings(
+def test_an_error_does_not_show_the_key() -> None:
+    environment = {**BUNDLE, "ALBERT_SERVE_API_KEYS": "k" * 16, "ALBERT_SERVE_THREADS": "no"}
+    with pytest.raises(ConfigError) as caught:
+        Settings.from_environment(environment)
+    assert "k" * 16 not in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_the_environment_for_a_child_process_gives_the_same_settings(tmp_path: Path) -> None:
+    settings = Settings(
         bundle=tmp_path,
         num_workers=3,
         num_threads=2,
@@ -86,11 +87,11 @@ def test_the_environment_for_a_process_reads_as_the_same_settings(tmp_path: Path
         cors_origins=("https://app.example.com", "*"),
         allowed_hosts=("*.example.com", "[::1]"),
     )
-    assert Settings.from_environment(chosen.environment()) == chosen
-    assert "first-key" not in repr(chosen)
+    assert Settings.from_environment(settings.environment()) == settings
+    assert "first-key" not in repr(settings)
 
 
-def test_several_workers_share_packed_weights_and_the_cpus(tmp_path: Path) -> None:
+def test_several_workers_share_prepacked_weights_and_the_cpus(tmp_path: Path) -> None:
     def runtime(**changes: Any) -> RuntimeOptions:
         return Settings(bundle=tmp_path, cache_folder=tmp_path, **changes).runtime
 
@@ -101,7 +102,7 @@ def test_several_workers_share_packed_weights_and_the_cpus(tmp_path: Path) -> No
     assert runtime(num_workers=2, num_threads=7).threads == 7
 
 
-def test_a_misspelt_variable_is_refused() -> None:
+def test_a_misspelt_variable_is_an_error_with_the_likely_name() -> None:
     for variable, hint in {
         "ALBERT_SERVER_API_KEYS": "ALBERT_SERVE_API_KEYS",
         "albertserver_WORKERS": "ALBERT_SERVE_WORKERS",
@@ -111,12 +112,14 @@ def test_a_misspelt_variable_is_refused() -> None:
             Settings.from_environment({**BUNDLE, variable: "8000"})
 
 
-def test_the_variables_of_other_programs_and_of_kubernetes_are_no_misspelt_ones() -> None:
-    address = "tcp://10.96.0.12:80"
-    made = {"PORT": address, "PORT_80_TCP": address, "SERVICE_HOST": "10.96.0.12"}
-    made |= dict.fromkeys(("SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_80_TCP_PORT"), "80")
-    made |= {"PORT_80_TCP_PROTO": "tcp", "PORT_80_TCP_ADDR": "10.96.0.12"}
+def test_variables_of_kubernetes_and_of_other_programs_are_ignored() -> None:
+    address, host = "tcp://10.96.0.12:80", "10.96.0.12"
+    values = {"PORT": address, "PORT_80_TCP": address, "SERVICE_HOST": host}
+    values |= dict.fromkeys(("SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_80_TCP_PORT"), "80")
+    values |= {"PORT_80_TCP_PROTO": "tcp", "PORT_80_TCP_ADDR": host}
     services = ("SERVE_", "SERVE_QA_", "KEYS_")
-    named = {f"ALBERT_{service}{name}": made[name] for service in services for name in made}
+    kubernetes = {
+        f"ALBERT_{service}{name}": values[name] for service in services for name in values
+    }
     others = {"ALBERT_URL": "http://localhost:3000", "ALBERT_API_KEY": "k" * 16, "ALBERT_HOME": "."}
-    assert Settings.from_environment({**BUNDLE, **named, **others}).num_workers == 1
+    assert Settings.from_environment({**BUNDLE, **kubernetes, **others}).num_workers == 1

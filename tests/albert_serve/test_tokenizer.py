@@ -1,11 +1,9 @@
-"""The tokenizer gives the ids of SentencePiece, and offsets into the text as it was given."""
+"""The tokenizer gives the ids of SentencePiece, and offsets into the original text."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import unicodedata
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +14,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from albert_serve.config import AlbertConfig
 from albert_serve.errors import BundleCorruptError, InvalidInputError, TextTooLongError
-from albert_serve.tokenizer import MAX_TOKENS, SPECIAL_TOKENS, AlbertTokenizer, Encoding
+from albert_serve.tokenizer import MAX_TOKENS, SPECIAL_TOKENS, AlbertTokenizer
 from tests.training.vocabulary.oracle import preprocess_text
-from training.data.corpus import read_documents
-from training.model.checkpoint import write_tokenizer_config
-from training.vocabulary.spiece import build_tokenizer
-from training.vocabulary.training import train_vocab
 
-WIKI = Path(__file__).parents[1] / "data" / "wiki.jsonl"
-PARAGRAPHS = [
-    paragraph
-    for document in read_documents([WIKI])
-    for paragraph in document.split("\n")
-    if paragraph.strip()
-]
-# Where tokenizers part ways: special and user-defined tokens, quotes, expansions, white space,
-# characters that normalisation drops, merges or turns into a space.
+# Text that tokenizers often treat differently: special and user-defined tokens, quotes,
+# expansions, white space, and characters that normalisation drops, merges or replaces by a space.
 FRAGMENTS = (
     *SPECIAL_TOKENS,
     *("(", ")", '"', "``", "''", "'", "-", "–", ".", "£", "5.5", "U.S.", "9,"),
@@ -47,105 +33,85 @@ many_texts = settings(deadline=None, max_examples=200)
 
 
 @pytest.fixture(scope="module")
-def spiece(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A vocabulary of 1,000 pieces, alone in its folder."""
-    return train_vocab(read_documents([WIKI]), tmp_path_factory.mktemp("spiece"), vocab_size=1000)
+def spiece(checkpoint_dir: Path) -> Any:
+    return sentencepiece.SentencePieceProcessor(model_file=str(checkpoint_dir / "spiece.model"))
 
 
 @pytest.fixture(scope="module")
-def folder(spiece: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tokenizer files of a checkpoint."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    shutil.copy(spiece, folder)
-    build_tokenizer(spiece).save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text('{"model_type": "albert"}')
-    write_tokenizer_config(AlbertConfig(), folder)
-    return folder
+def hf_tokenizer(checkpoint_dir: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(checkpoint_dir)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> AlbertTokenizer:
-    return AlbertTokenizer.from_file(folder / "tokenizer.json")
-
-
-@pytest.fixture(scope="module")
-def pieces_of(spiece: Path) -> Callable[[str], list[int]]:
-    """SentencePiece itself, on text as ALBERT's original code normalises it."""
-    model = sentencepiece.SentencePieceProcessor(model_file=str(spiece))
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = model.encode(preprocess_text(text, lower=True))
-        return ids
-
-    return encode
-
-
-@pytest.fixture(scope="module")
-def hf(folder: Path) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(folder)
-
-
-def assert_same(ours: Encoding, hf: Any, *texts: str | None) -> None:
-    theirs = hf(*texts, return_token_type_ids=True)
-    assert ours.ids == theirs["input_ids"]
-    assert ours.types == theirs["token_type_ids"]
+@pytest.fixture
+def tokenizer_json(checkpoint_dir: Path) -> dict[str, Any]:
+    """The content of the tokenizer file, for changes."""
+    content: dict[str, Any] = json.loads((checkpoint_dir / "tokenizer.json").read_text())
+    return content
 
 
 @many_texts
 @given(TEXTS)
 def test_any_unicode_gets_the_ids_of_sentencepiece(
-    tokenizer: AlbertTokenizer, pieces_of: Callable[[str], list[int]], text: str
+    tokenizer: AlbertTokenizer, spiece: Any, text: str
 ) -> None:
-    """But for special tokens, which it reads as text."""
+    """SentencePiece reads special tokens as text, so the texts have none.
+
+    The oracle normalises texts with ALBERT's original code.
+    """
     assume(not any(token in text for token in SPECIAL_TOKENS))
-    assert tokenizer.encode_plain(text).ids == pieces_of(text)
+    assert tokenizer.encode_plain(text).ids == spiece.encode(preprocess_text(text, lower=True))
 
 
 @many_texts
 @given(TEXTS, st.none() | TEXTS.filter(bool))
 def test_any_unicode_gets_the_ids_of_transformers(
-    tokenizer: AlbertTokenizer, hf: Any, text: str, pair: str | None
+    tokenizer: AlbertTokenizer, hf_tokenizer: Any, text: str, pair: str | None
 ) -> None:
-    assert_same(tokenizer.encode(text, pair), hf, text, pair)
+    encoding = tokenizer.encode(text, pair)
+    hf_encoding = hf_tokenizer(text, pair, return_token_type_ids=True)
+    assert encoding.ids == hf_encoding["input_ids"]
+    assert encoding.types == hf_encoding["token_type_ids"]
 
 
 @many_texts
 @given(TEXTS)
-def test_offsets_are_those_of_transformers_with_the_accents_after(
-    tokenizer: AlbertTokenizer, hf: Any, text: str
+def test_offsets_equal_transformers_but_include_combining_marks_after_a_token(
+    tokenizer: AlbertTokenizer, hf_tokenizer: Any, text: str
 ) -> None:
-    theirs = hf(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-    for (start, end), (hf_start, hf_end) in zip(
-        tokenizer.encode_plain(text).offsets, theirs, strict=True
-    ):
+    hf_encoding = hf_tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    hf_offsets = hf_encoding["offset_mapping"]
+    offsets = tokenizer.encode_plain(text).offsets
+    for (start, end), (hf_start, hf_end) in zip(offsets, hf_offsets, strict=True):
         word = text[hf_start:hf_end].strip()
         assert hf_start <= start < end
         assert text[start:end].startswith(word)
         assert all(is_mark(char) for char in text[max(hf_end, start + 1) : end])
-        is_other_token = any(begin == end for begin, _ in theirs)
-        assert not is_mark(text[end : end + 1]) or is_other_token
+        is_next_token = any(next_start == end for next_start, _ in hf_offsets)
+        assert is_next_token or not is_mark(text[end : end + 1])
 
 
 def is_mark(char: str) -> bool:
     return bool(char) and unicodedata.category(char).startswith("M")
 
 
-def test_the_truncation_and_padding_of_a_file_are_ignored(folder: Path, tmp_path: Path) -> None:
-    raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    raw.enable_truncation(8)
-    raw.enable_padding(length=64)
-    raw.save(str(tmp_path / "tokenizer.json"))
+def test_truncation_and_padding_in_a_tokenizer_file_are_ignored(
+    checkpoint_dir: Path, tmp_path: Path
+) -> None:
+    hf_tokenizer = Tokenizer.from_file(str(checkpoint_dir / "tokenizer.json"))
+    hf_tokenizer.enable_truncation(8)
+    hf_tokenizer.enable_padding(length=64)
+    hf_tokenizer.save(str(tmp_path / "tokenizer.json"))
     tokenizer = AlbertTokenizer.from_file(tmp_path / "tokenizer.json")
     assert len(tokenizer.encode_plain("[MASK] " * 3000)) == 3000
     assert tokenizer.encode("").ids == [2, 3]
 
 
-def test_half_a_surrogate_pair_is_rejected(tokenizer: AlbertTokenizer) -> None:
+def test_a_lone_surrogate_is_rejected_with_its_position(tokenizer: AlbertTokenizer) -> None:
     with pytest.raises(InvalidInputError, match=r"Character 4 .* U\+D83D"):
         tokenizer.encode("the", "the \ud83d tor")
 
 
-def test_a_text_has_limits_of_tokens_and_of_normalised_characters(
+def test_tokens_and_normalised_characters_of_a_text_have_limits(
     tokenizer: AlbertTokenizer,
 ) -> None:
     text = "[MASK]" * MAX_TOKENS
@@ -156,19 +122,22 @@ def test_a_text_has_limits_of_tokens_and_of_normalised_characters(
         tokenizer.encode_plain("\ufdfa" * 80_000 + "a" * 60_001)
 
 
-def test_a_mask_that_takes_the_space_before_has_offsets_without_it(folder: Path) -> None:
-    """The `tokenizer.json` of the released checkpoints has such a mask."""
-    content = json.loads((folder / "tokenizer.json").read_text())
-    content["added_tokens"][4]["lstrip"] = True
-    tokenizer = AlbertTokenizer(Tokenizer.from_str(json.dumps(content)))
-    plain = tokenizer.encode_plain("the  [MASK] tor")
-    assert plain.offsets[plain.ids.index(tokenizer.mask_id)] == (5, 11)
+def test_the_offsets_of_a_mask_exclude_the_space_that_it_consumes(
+    tokenizer_json: dict[str, Any],
+) -> None:
+    """In the released checkpoints, the mask token has `lstrip`."""
+    tokenizer_json["added_tokens"][4]["lstrip"] = True
+    tokenizer = AlbertTokenizer(Tokenizer.from_str(json.dumps(tokenizer_json)))
+    encoding = tokenizer.encode_plain("the  [MASK] tor")
+    assert encoding.offsets[encoding.ids.index(tokenizer.mask_id)] == (5, 11)
 
 
-def test_a_tokenizer_that_is_not_an_albert_s(folder: Path, tmp_path: Path) -> None:
-    content = json.loads((folder / "tokenizer.json").read_text())
-    content["model"]["vocab"][4][0] = content["added_tokens"][4]["content"] = "[M]"
+def test_a_tokenizer_without_a_mask_token_is_rejected(
+    tokenizer_json: dict[str, Any], tmp_path: Path
+) -> None:
+    vocab, added_tokens = tokenizer_json["model"]["vocab"], tokenizer_json["added_tokens"]
+    vocab[4][0] = added_tokens[4]["content"] = "[M]"
     file = tmp_path / "tokenizer.json"
-    file.write_text(json.dumps(content))
+    file.write_text(json.dumps(tokenizer_json))
     with pytest.raises(BundleCorruptError, match=r"no token \[MASK\] or <mask>"):
         AlbertTokenizer.from_file(file)
