@@ -36,11 +36,11 @@ from tests.albert_serve.scoring.jobs import (
 pytestmark = pytest.mark.process
 
 
-def stop_after(num_parts: int, *job: Any, **options: Any) -> None:
+def stop_after(num_parts: int, source: Any, output: Path | str, **options: Any) -> None:
     """Start a job and stop it after this many new parts."""
     calls = itertools.count(1)
     with pytest.raises(StoppedError, match="Repeat the command to resume"):
-        score(*job, is_stopped=lambda: next(calls) >= num_parts, **options)
+        score(source, output, is_stopped=lambda: next(calls) >= num_parts, **options)
 
 
 def test_a_csv_has_the_columns_of_the_answer_after_its_own_columns(tmp_path: Path) -> None:

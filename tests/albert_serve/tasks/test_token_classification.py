@@ -97,9 +97,11 @@ def test_entities_equal_transformers(
     """
     model = transformers.AutoModelForTokenClassification.from_pretrained(token_checkpoint_dir)
     hf_tokenizer: Any = transformers.AutoTokenizer.from_pretrained(token_checkpoint_dir)
-    arguments: Any = {"model": model, "tokenizer": hf_tokenizer, "device": "cpu"}
-    plain_pipeline = TokenClassificationPipeline(**arguments)
-    pipeline_with_our_words = PipelineWithOurWords(**arguments)
+    classes: list[Any] = [TokenClassificationPipeline, PipelineWithOurWords]
+    plain_pipeline, pipeline_with_our_words = (
+        pipeline_class(model=model, tokenizer=hf_tokenizer, device="cpu")
+        for pipeline_class in classes
+    )
     pipeline_with_our_words.our_tokenizer = tokenizer
     word_ids = {tokenizer.token_id("▁"), tokenizer.unk_id}
     words = [word for word in PLAIN if word_ids.isdisjoint(tokenizer.encode_plain(word).ids)]
@@ -126,7 +128,11 @@ def test_a_long_text_is_read_to_its_end_and_each_token_is_returned_once(
     text = " ".join(random_texts(PLAIN, 200))
     num_windows = []
     for stride in (None, 0, 62, 63):
-        options = {"aggregation_strategy": "none", "ignore_labels": [], "stride": stride}
+        options: dict[str, Any] = {
+            "aggregation_strategy": "none",
+            "ignore_labels": [],
+            "stride": stride,
+        }
         parameters = TokenClassificationParameters.model_validate(options)
         num_windows.append(len(task.prepare(text, parameters).inputs))
         tokens = find_entities(task, engine, text, **options)
