@@ -1,4 +1,4 @@
-"""Every kind of corpus file is read whole, or refused with the file and the line."""
+"""Corpus files of every format are read completely, or rejected with the file and the line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read(*files: Path) -> list[str]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """Files of every format and compression, each of all documents, and one of none."""
+    """Files with all documents in every format and compression, and an empty file."""
     return [
         *(
             write(tmp_path / f"{kind}.parquet", parquet_bytes({"text": texts}))
@@ -71,7 +71,7 @@ def files(tmp_path: Path) -> list[Path]:
     ]
 
 
-def test_every_format_gives_the_same_documents_from_any_position(files: list[Path]) -> None:
+def test_documents_of_every_format_can_be_read_from_any_position(files: list[Path]) -> None:
     documents = list(read_from(files, CorpusPosition()))
     texts = [document.text.strip() for document in documents]
     assert texts == DOCUMENTS * (len(files) - 1)
@@ -79,21 +79,21 @@ def test_every_format_gives_the_same_documents_from_any_position(files: list[Pat
     positions = [document.end.num_bytes for document in documents]
     assert positions == sorted(positions)
     assert positions[-1] <= size
-    for number in (0, 1, 298, 299, 300, 450, 600, 899, 901, len(documents) - 1):
-        assert list(read_from(files, documents[number].end)) == documents[number + 1 :]
+    for index in (0, 1, 298, 299, 300, 450, 600, 899, 901, len(documents) - 1):
+        assert list(read_from(files, documents[index].end)) == documents[index + 1 :]
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_the_error_of_a_damaged_file_names_it(tmp_path: Path) -> None:
     texts = [f"{number**5} text" for number in range(3000)]
     lines = "".join(f'{{"text": "{text}"}}\n' for text in texts).encode()
-    whole = parquet_bytes({"text": texts})
-    middle = len(whole) // 3
-    contents = [("a.parquet", whole[:middle] + bytes(99) + whole[middle:])]
-    contents += [("a.parquet", whole[: 2 * middle])]
+    intact = parquet_bytes({"text": texts})
+    third = len(intact) // 3
+    damaged_files = [("a.parquet", intact[:third] + bytes(99) + intact[third:])]
+    damaged_files += [("a.parquet", intact[: 2 * third])]
     for suffix in filter(None, COMPRESS):
         content = COMPRESS[suffix](lines)
-        contents += [(f"a.jsonl{suffix}", content[: len(content) * 2 // 3])]
-    for name, content in contents:
+        damaged_files += [(f"a.jsonl{suffix}", content[: len(content) * 2 // 3])]
+    for name, content in damaged_files:
         with pytest.raises(CorpusError, match=f"{name} is damaged or incomplete"):
             read(write(tmp_path / name, content))
 
@@ -122,10 +122,10 @@ def test_bad_content_is_rejected_with_its_location(
         read(write(tmp_path / name, content))
 
 
-RECORDS: Final = [
-    {"id": "1", "title": "A & B", "text": text} for text in ("One.\n\nTwo.", "Three.")
-]
+TEXTS: Final = ("One.\n\nTwo.", "Three.")
+RECORDS: Final = [{"id": "1", "title": "A & B", "text": text} for text in TEXTS]
 LINES: Final = "".join(json.dumps(record) + "\n" for record in RECORDS)
+WIKI_DOCUMENT: Final = '<doc id="1" url="u" title="A &amp; B">\nA &amp; B\n\n{}\n</doc>\n'
 
 
 @pytest.mark.parametrize(
@@ -139,33 +139,26 @@ LINES: Final = "".join(json.dumps(record) + "\n" for record in RECORDS)
         ("a.jsonl", LINES.replace('"text"', '"Text"').encode()),
         ("a.csv", b'id;text\r\n1;"One.\n\nTwo."\r\n2;Three.\r\n'),
         ("a.txt", "One.\n\nTwo.\n\nThree.".encode("utf-16")),
-        (
-            "wiki_01",
-            "".join(
-                f'<doc id="1" url="u" title="A &amp; B">\nA &amp; B\n\n{text}\n</doc>\n'
-                for text in ("One.\n\nTwo.", "Three.")
-            ).encode(),
-        ),
+        ("wiki_01", "".join(map(WIKI_DOCUMENT.format, TEXTS)).encode()),
     ],
 )
-def test_formats_are_detected(tmp_path: Path, name: str, content: bytes) -> None:
+def test_formats_and_encodings_are_detected(tmp_path: Path, name: str, content: bytes) -> None:
     texts = read(write(tmp_path / name, content))
     assert "\n\n".join(texts) == "One.\n\nTwo.\n\nThree."
     assert len(texts) == (3 if name == "a.txt" else 2)
 
 
-def test_the_column_of_the_texts_is_the_only_one_or_the_one_named(
+def test_the_text_column_is_the_only_text_column_or_the_specified_column(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert read(write(tmp_path / "a.jsonl", '{"n": 1, "body of it": "One."}')) == ["One."]
     assert "body of it" in capsys.readouterr().out
     columns = {"title": ["A", "B"], "text": ["no", "no"], "Body": ["One.", "Two."]}
-    rows = zip(*columns.values(), strict=True)
-    lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
+    records = [{name: values[row] for name, values in columns.items()} for row in range(2)]
     files = [
         write(tmp_path / "a.csv", "title;text;Body\nA;no;One.\nB;no;Two.\n"),
         write(tmp_path / "a.parquet", parquet_bytes(columns)),
-        write(tmp_path / "a.jsonl", "\n".join(lines)),
+        write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records))),
     ]
     for file in files:
         assert list(read_documents([file], "body")) == ["One.", "Two."]
@@ -183,13 +176,13 @@ def test_folders_are_searched_in_order_without_hidden_files(tmp_path: Path) -> N
     assert read(*find_files([tmp_path / "saved"])) == DOCUMENTS
 
 
-def test_sentences_end_with_their_paragraph() -> None:
+def test_a_sentence_ends_at_the_end_of_its_paragraph() -> None:
     document = "A title\n\nIt  rained.\tDr. Smith left! Why?\n"
     assert split_sentences(document) == ["A title", "It rained.", "Dr. Smith left!", "Why?"]
 
 
 @given(st.lists(st.sampled_from(["A b. ", "C", "e.g. ", "\n", "\n\n", " ", '"No!" ', "1.5 ", "é"])))
-def test_no_character_but_white_space_is_lost(parts: list[str]) -> None:
+def test_splitting_into_sentences_changes_only_white_space(parts: list[str]) -> None:
     document = "".join(parts)
     sentences = split_sentences(document)
     assert "".join("".join(sentences).split()) == "".join(document.split())

@@ -1,4 +1,4 @@
-"""Masks are spans of whole words, distributed as the paper says, at a given rate."""
+"""Masks are spans of complete words, distributed as in the paper, at a specified rate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 VOCAB_SIZE = 100
 NUM_SPECIAL = len(SPECIAL_TOKENS)
 IS_SPECIAL: NDArray[np.bool_] = np.arange(VOCAB_SIZE) < NUM_SPECIAL
-# Pieces of odd ids begin a word.
+# Pieces with odd ids start a word.
 STARTS: NDArray[np.bool_] = np.arange(VOCAB_SIZE) % 2 == 1
 Ids = NDArray[np.int64]
 sequences = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=60).map(
@@ -29,7 +29,7 @@ sequences = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=60).ma
 
 
 def spans(chosen: Ids, begins: Ids, ends: Ids) -> list[int]:
-    """The number of words of each run of chosen positions."""
+    """Return the number of words in each sequence of adjacent masked words."""
     masked = set(chosen.tolist())
     lengths: list[int] = []
     last_end = -1
@@ -45,40 +45,34 @@ def spans(chosen: Ids, begins: Ids, ends: Ids) -> list[int]:
 
 @settings(deadline=None, max_examples=200)
 @given(sequences, st.integers(0, 1000), st.sampled_from([0.0, 0.15, 0.5, 1.0]))
-def test_invariants_of_every_mask(ids: Ids, seed: int, rate: float) -> None:
+def test_masks_cover_complete_words_within_the_rate(ids: Ids, seed: int, rate: float) -> None:
     masking = NgramMasking(word_starts=STARTS, rate=rate)
-    before = ids.copy()
+    original_ids = ids.copy()
     masked, chosen = masking(ids, np.random.default_rng(seed))
-    assert np.array_equal(ids, before)
+    assert np.array_equal(ids, original_ids)
     assert masked.shape == ids.shape
     assert (np.diff(chosen) > 0).all()
     assert len(chosen) <= max(1, round(rate * len(ids)))
     assert (ids[chosen] >= NUM_SPECIAL).all()
-    others = np.setdiff1d(np.arange(len(ids)), chosen)
-    assert np.array_equal(masked[others], ids[others])
-    assert ((masked[chosen] == 4) | (masked[chosen] >= NUM_SPECIAL)).all()
     is_chosen = np.isin(np.arange(len(ids)), chosen)
+    assert np.array_equal(masked[~is_chosen], ids[~is_chosen])
+    assert ((masked[chosen] == 4) | (masked[chosen] >= NUM_SPECIAL)).all()
     begins, ends = word_bounds(ids, STARTS, IS_SPECIAL)
     for begin, end in zip(begins, ends, strict=True):
         assert is_chosen[begin:end].all() or not is_chosen[begin:end].any()
 
 
-def test_bounds_of_words() -> None:
-    #              CLS  word    word  SEP  rest of a word, word
+def test_words_start_at_starting_pieces_and_after_special_tokens() -> None:
+    # [CLS], a word, a word, [SEP], the rest of a truncated word, a word, [SEP]
     ids = np.array([2, 11, 10, 12, 13, 3, 14, 16, 15, 3], np.int64)
     begins, ends = word_bounds(ids, STARTS, IS_SPECIAL)
-    assert list(zip(begins.tolist(), ends.tolist(), strict=True)) == [
-        (1, 4),
-        (4, 5),
-        (6, 8),
-        (8, 9),
-    ]
+    assert (begins.tolist(), ends.tolist()) == ([1, 4, 6, 8], [4, 5, 8, 9])
 
 
-def mask_as_the_original(ids: Ids, rate: float, rng: np.random.Generator) -> Ids:
-    """create_masked_lm_predictions of create_pretraining_data.py, for ids without a [SEP] inside.
+def original_masks(ids: Ids, rate: float, rng: np.random.Generator) -> Ids:
+    """Mask as create_masked_lm_predictions of create_pretraining_data.py, without an inner [SEP].
 
-    A span over the budget is tried shorter, down to a word; one that meets another is left out.
+    A span over the budget is shortened, down to one word. A span that overlaps another is skipped.
     """
     begins, ends = word_bounds(ids, STARTS, IS_SPECIAL)
     words = [range(begin, end) for begin, end in zip(begins, ends, strict=True)]
@@ -94,67 +88,62 @@ def mask_as_the_original(ids: Ids, rate: float, rng: np.random.Generator) -> Ids
 
 
 @pytest.mark.parametrize("rate", [0.15, 0.5])
-def test_masks_are_distributed_as_the_original_s(rate: float) -> None:
-    """By the lengths of what is masked in one piece, and by where it is.
+def test_masks_are_distributed_as_in_the_original_code(rate: float) -> None:
+    """The lengths of masked spans and their positions have the same distributions.
 
-    Of half the tokens many spans meet another.
+    At a rate of 0.5, many spans overlap.
     """
     masking = NgramMasking(word_starts=STARTS, rate=rate)
     rng = np.random.default_rng(0)
     is_start = rng.random((1500, 70)) < 0.7
     texts = [np.array([2, *np.where(line, 11, 10).tolist(), 3], np.int64) for line in is_start]
-    ours = [masking(ids, rng)[1] for ids in texts]
-    theirs = [mask_as_the_original(ids, rate, rng) for ids in texts]
-    by_length = [
-        np.bincount(
-            [
-                min(length, 5)
-                for ids, chosen in zip(texts, each, strict=True)
-                for length in spans(chosen, *word_bounds(ids, STARTS, IS_SPECIAL))
-            ],
-            minlength=6,
-        )[1:]
-        for each in (ours, theirs)
-    ]
-    assert homogeneity(*by_length) < 18.5  # p = 0.001 at four degrees of freedom
-    by_place = [np.bincount(np.concatenate(each) // 10, minlength=8) for each in (ours, theirs)]
-    assert homogeneity(*by_place) < 24.3  # p = 0.001 at seven degrees of freedom
+    our_masks = [masking(ids, rng)[1] for ids in texts]
+    expected_masks = [original_masks(ids, rate, rng) for ids in texts]
+
+    def count_lengths(masks: list[Ids]) -> Ids:
+        lengths = [
+            spans(chosen, *word_bounds(ids, STARTS, IS_SPECIAL))
+            for ids, chosen in zip(texts, masks, strict=True)
+        ]
+        return np.bincount(np.minimum(list(chain(*lengths)), 5), minlength=6)[1:]
+
+    def count_positions(masks: list[Ids]) -> Ids:
+        return np.bincount(np.concatenate(masks) // 10, minlength=8)
+
+    # p = 0.001 at four and at seven degrees of freedom
+    for count, limit in ((count_lengths, 18.5), (count_positions, 24.3)):
+        assert homogeneity(count(our_masks), count(expected_masks)) < limit
 
 
 def homogeneity(*counts: Ids) -> float:
-    """Chi-square of two counts being of the same distribution."""
-    expected = [sum(counts) * each.sum() / np.sum(counts) for each in counts]
-    return sum(
-        float(((actual - wanted) ** 2 / wanted).sum())
-        for actual, wanted in zip(counts, expected, strict=True)
-    )
+    """Return the chi-square statistic of two counts from one distribution."""
+    expected = [sum(counts) * count.sum() / np.sum(counts) for count in counts]
+    return float(sum(((o - e) ** 2 / e).sum() for o, e in zip(counts, expected, strict=True)))
 
 
-def test_of_the_chosen_80_percent_are_masked_10_random_10_kept() -> None:
+def test_chosen_tokens_are_80_percent_masked_10_percent_random_and_10_percent_unchanged() -> None:
     ids = np.array([2, *[11] * 120, 3], np.int64)
     masking, rng = NgramMasking(word_starts=STARTS), np.random.default_rng(0)
-    drawn = [masking(ids, rng) for _ in range(500)]
-    fates = np.concatenate([masked[chosen] for masked, chosen in drawn])
-    num_masked, num_kept = (fates == 4).sum(), (fates == 11).sum()
-    num_random = len(fates) - num_masked - num_kept
-    expected = np.array([0.8, 0.1 * 94 / 95, 0.1 + 0.1 / 95]) * len(fates)
-    chi_square = ((np.array([num_masked, num_random, num_kept]) - expected) ** 2 / expected).sum()
-    assert chi_square < 13.8  # p = 0.001 at two degrees of freedom
-    random = fates[(fates != 4) & (fates != 11)]
-    counts = np.bincount(random, minlength=VOCAB_SIZE)
-    assert counts[:NUM_SPECIAL].sum() == 0
-    assert np.delete(counts[NUM_SPECIAL:], 6).min() > 0
+    results = [masking(ids, rng) for _ in range(500)]
+    chosen_ids = np.concatenate([masked[chosen] for masked, chosen in results])
+    random_ids = chosen_ids[(chosen_ids != 4) & (chosen_ids != 11)]
+    counts = np.array([(chosen_ids == 4).sum(), len(random_ids), (chosen_ids == 11).sum()])
+    expected = np.array([0.8, 0.1 * 94 / 95, 0.1 + 0.1 / 95]) * len(chosen_ids)
+    assert ((counts - expected) ** 2 / expected).sum() < 13.8  # p = 0.001, 2 degrees of freedom
+    random_counts = np.bincount(random_ids, minlength=VOCAB_SIZE)
+    assert random_counts[:NUM_SPECIAL].sum() == 0
+    assert np.delete(random_counts[NUM_SPECIAL:], 6).min() > 0
 
 
 def test_special_tokens_can_have_any_ids() -> None:
     special = SpecialIds(cls=90, sep=91, mask=92, all_ids=frozenset({0, 89, 90, 91, 92}))
     masking = NgramMasking(word_starts=STARTS, special=special, rate=0.5)
     ids = np.array([90, *range(1, 60), 91], np.int64)
-    drawn = [masking(ids, np.random.default_rng(seed)) for seed in range(20)]
-    replaced = np.concatenate([masked[chosen] for masked, chosen in drawn])
-    assert not np.isin(replaced, [0, 89, 90, 91]).any()
-    assert (replaced == 92).mean() > 0.7
-    assert all(1 <= chosen[0] <= chosen[-1] < len(ids) - 1 for _, chosen in drawn)
+    results = [masking(ids, np.random.default_rng(seed)) for seed in range(20)]
+    chosen_ids = np.concatenate([masked[chosen] for masked, chosen in results])
+    assert not np.isin(chosen_ids, [0, 89, 90, 91]).any()
+    assert (chosen_ids == 92).mean() > 0.7
+    assert all(1 <= chosen[0] <= chosen[-1] < len(ids) - 1 for _, chosen in results)
 
 
 @pytest.mark.parametrize(
@@ -169,18 +158,18 @@ def test_special_tokens_can_have_any_ids() -> None:
         ("play", ["##ing"], True),
     ],
 )
-def test_words_begin_by_the_original_s_rule(piece: str, others: list[str], starts: bool) -> None:
-    """_is_start_piece_sp of create_pretraining_data.py: several marks in one piece begin none.
+def test_the_original_rule_decides_whether_a_piece_starts_a_word(
+    piece: str, others: list[str], starts: bool
+) -> None:
+    """_is_start_piece_sp of create_pretraining_data.py: a piece of several marks starts no word.
 
-    Beside it, letters of a language with spaces continue its words.
+    In addition, letters of languages that write spaces continue a word.
     """
-    is_wordpiece = any(each.startswith("##") for each in (piece, *others))
-    pieces = dict.fromkeys((*SPECIAL_TOKENS, piece, *others, *(["##x"] if is_wordpiece else [])))
-    model = (
-        WordPiece({each: index for index, each in enumerate(pieces)}, unk_token="<unk>")
-        if is_wordpiece
-        else Unigram([(each, -1.0) for each in pieces], 1, False)
-    )
+    pieces = [*SPECIAL_TOKENS, piece, *others]
+    if "##ing" in pieces:
+        model = WordPiece({name: index for index, name in enumerate(pieces)}, unk_token="<unk>")
+    else:
+        model = Unigram([(name, -1.0) for name in pieces], 1, False)
     vocabulary = Tokenizer(model)
     vocabulary.add_special_tokens(list(SPECIAL_TOKENS))
-    assert word_starts(AlbertTokenizer(vocabulary))[list(pieces).index(piece)] == starts
+    assert word_starts(AlbertTokenizer(vocabulary))[pieces.index(piece)] == starts

@@ -1,11 +1,11 @@
-"""Rows hold every example of an epoch once and little padding; a batch of them is BERT's."""
+"""Rows contain every example of an epoch once, and batches have the format of BERT's inputs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from training.errors import TrainingError
 from training.model.albert import Packing
 
 LENGTH = 32
-# Parts of documents of a few sentences each.
+# Parts, documents and the lengths of their sentences.
 documents = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=4)
 parts = st.lists(documents, min_size=1, max_size=5)
 windows = st.sampled_from([1, 60, 200, 1 << 26])
@@ -37,7 +37,7 @@ windows = st.sampled_from([1, 60, 200, 1 << 26])
 def make_plan(
     documents: Sequence[Sequence[Sequence[int]]], *, seed: int = 0, task: SentenceTask = "sop"
 ) -> Plan:
-    """A plan over parts of such documents."""
+    """Make a plan over parts, given the documents of each part."""
     return Plan(
         shards=make_shards(*map(make_part, documents)),
         settings=ExampleSettings(length=LENGTH, sentence_task=task),
@@ -45,75 +45,68 @@ def make_plan(
     )
 
 
-def all_examples(plan: Plan, epoch: int) -> list[Example]:
-    """Every example of an epoch, by the definition alone."""
-    return [
-        Example(number, epoch, index, tuple(bounds), label)
-        for number, part in enumerate(plan.shards.parts)
-        for built in [
-            build_examples(part, plan.settings, seed=plan.seed, epoch=epoch, number=number)
-        ]
-        for index, (bounds, label) in enumerate(
-            zip(built.bounds.tolist(), built.labels, strict=True)
-        )
-    ]
+def all_examples(plan: Plan, epoch: int) -> Iterator[Example]:
+    """Build every example of an epoch, without packing."""
+    for number, part in enumerate(plan.shards.parts):
+        examples = build_examples(part, plan.settings, seed=plan.seed, epoch=epoch, number=number)
+        pairs = zip(examples.bounds.tolist(), examples.labels, strict=True)
+        for index, (bounds, label) in enumerate(pairs):
+            yield Example(number, epoch, index, tuple(bounds), label)
 
 
 @settings(deadline=None, max_examples=25)
 @given(parts, st.integers(0, 2**40), windows, st.sampled_from(["sop", "nsp", "none"]))
-def test_an_epoch_has_every_example_in_one_row(
+def test_each_example_of_an_epoch_is_in_one_row_without_overflow(
     documents: list[list[list[int]]], seed: int, window: int, task: SentenceTask
 ) -> None:
     plan = make_plan(documents, seed=seed, task=task)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "_WINDOW_TOKENS", window)
-        stepped = plan.steps(1, Position())
+        steps, parts = plan.steps(1, Position()), plan.shards.parts
         for epoch in range(3):
             rows = list(plan.epoch(epoch))
-            assert [step.rows[0] for step in islice(stepped, len(rows))] == rows
-            assert Counter(each for row in rows for each in row) == Counter(
-                all_examples(plan, epoch)
-            )
-            parts = plan.shards.parts
-            used = [sum(len(each.tokens(parts[each.part])[0]) for each in row) for row in rows]
-            assert 0 < min(used) <= max(used) <= LENGTH
+            assert [step.rows[0] for step in islice(steps, len(rows))] == rows
+            assert Counter(chain(*rows)) == Counter(all_examples(plan, epoch))
+            sizes = [
+                sum(len(example.tokens(parts[example.part])[0]) for example in row) for row in rows
+            ]
+            assert 0 < min(sizes) <= max(sizes) <= LENGTH
 
 
 @settings(deadline=None, max_examples=25)
 @given(parts, st.integers(1, 9), windows, st.integers(0, 99), st.data())
-def test_steps_go_on_from_any_position(
+def test_steps_continue_from_any_position(
     documents: list[list[list[int]]], num_rows: int, window: int, seed: int, data: st.DataObject
 ) -> None:
-    """Over windows and epochs, which steps straddle; also where they were cut otherwise before."""
+    """Steps extend over several windows and epochs. Their rows do not depend on the step size."""
     plan = make_plan(documents, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "_WINDOW_TOKENS", window)
-        whole = list(islice(plan.steps(num_rows, Position()), 8))
-        for at in data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=2)):
-            rest = plan.steps(num_rows, whole[at].next)
-            assert list(islice(rest, 7 - at)) == whole[at + 1 :]
-        one_by_one = plan.steps(1, Position())
-        rows = [next(one_by_one).rows[0] for _ in range(8 * num_rows)]
-    assert [row for step in whole for row in step.rows] == rows
+        steps = list(islice(plan.steps(num_rows, Position()), 8))
+        for number in data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=2)):
+            rest = plan.steps(num_rows, steps[number].next)
+            assert list(islice(rest, 7 - number)) == steps[number + 1 :]
+        single_rows = [step.rows[0] for step in islice(plan.steps(1, Position()), 8 * num_rows)]
+    assert [row for step in steps for row in step.rows] == single_rows
 
 
 VOCAB_SIZE = 800
 EVERY_TOKEN = NgramMasking(word_starts=np.ones(VOCAB_SIZE, bool))
 
 
-def some_rows(plan: Plan, num_rows: int) -> list[list[Example]]:
+def first_rows(plan: Plan, num_rows: int) -> list[list[Example]]:
     return next(plan.steps(num_rows, Position())).rows
 
 
-def restored(batch: PretrainBatch) -> Tensor:
-    """The ids as they were before they were masked, flattened."""
+def unmasked_ids(batch: PretrainBatch) -> Tensor:
+    """Return the flattened ids as they were before masking."""
     ids = batch.tokens.ids.flatten().clone()
     ids[batch.rows[: batch.counts["fill-mask"]]] = batch.targets[: batch.counts["fill-mask"]]
     return ids
 
 
-def as_bert(example: Example, shards: Shards) -> tuple[list[int], list[int]]:
-    """Ids and types of [CLS] A [SEP] B [SEP], or of [CLS] A [SEP]."""
+def bert_inputs(example: Example, shards: Shards) -> tuple[list[int], list[int]]:
+    """Return the ids and types of [CLS] A [SEP] B [SEP], or of [CLS] A [SEP]."""
     tokens = shards.parts[example.part].tokens
     a, b, c, d = example.bounds
     ids, types = [2, *tokens[a:b].tolist(), 3], [0] * (b - a + 2)
@@ -122,24 +115,23 @@ def as_bert(example: Example, shards: Shards) -> tuple[list[int], list[int]]:
     return ids, types
 
 
-def assert_is_bert_s(
+def assert_is_bert_batch(
     batch: PretrainBatch, rows: Sequence[Sequence[Example]], shards: Shards
 ) -> None:
-    """Every tensor of a batch against these rows of examples."""
-    tokens: list[tuple[int, int, int, int]] = []  # id, type, position and sequence
+    """Compare every tensor of a batch with its rows of examples."""
+    tokens: list[tuple[int, int, int, int]] = []  # the id, type, position and sequence of each
     firsts: list[int] = []
     for line, row in enumerate(rows):
         for number, example in enumerate(row):
             firsts.append(len(tokens))
-            ids, types = as_bert(example, shards)
-            columns = (ids, types, range(len(ids)), [number] * len(ids))
-            tokens += zip(*columns, strict=True)
+            ids, types = bert_inputs(example, shards)
+            tokens += zip(ids, types, range(len(ids)), [number] * len(ids), strict=True)
         tokens += [(0, 0, 0, -1)] * ((line + 1) * LENGTH - len(tokens))
     packing = batch.tokens.packing
     assert packing is not None
-    others = (batch.tokens.types, packing.positions, packing.sequences)
-    flat = [restored(batch), *(column.flatten() for column in others)]
-    assert torch.stack(flat, dim=1).tolist() == list(map(list, tokens))
+    columns = [unmasked_ids(batch), batch.tokens.types, packing.positions, packing.sequences]
+    table = torch.stack([column.flatten() for column in columns], dim=1)
+    assert table.tolist() == list(map(list, tokens))
     labels = [example.label for row in rows for example in row]
     assert_is_padded(batch.firsts, firsts, 0)
     assert_is_padded(batch.labels, labels, IGNORED)
@@ -150,7 +142,7 @@ def assert_is_bert_s(
 
 
 def assert_bounds_cover(packing: Packing) -> None:
-    """As cu_seqlens: every sequence and all padding of a row is one span of its own."""
+    """Check the bounds: each sequence, and the padding of each row, is one separate span."""
     shape = packing.sequences.shape
     bounds = packing.bounds.tolist()
     assert packing.bounds.dtype == torch.int32
@@ -158,14 +150,14 @@ def assert_bounds_cover(packing: Packing) -> None:
     assert (bounds[0], bounds[-1]) == (0, shape.numel())
     assert bounds == sorted(bounds)
     row = torch.arange(shape[0])[:, None].expand(shape)
-    own: list[int] = (row * (shape[1] + 1) + packing.sequences).flatten().tolist()
-    spans = [set(own[begin:end]) for begin, end in pairwise(bounds) if begin < end]
-    assert all(len(tokens) == 1 for tokens in spans)
-    assert len(set.union(*spans)) == len(spans) == len(set(own))
+    keys: list[int] = (row * (shape[1] + 1) + packing.sequences).flatten().tolist()
+    spans = [set(keys[begin:end]) for begin, end in pairwise(bounds) if begin < end]
+    assert all(len(span) == 1 for span in spans)
+    assert len(set.union(*spans)) == len(spans) == len(set(keys))
 
 
 def assert_is_padded(values: Tensor, expected: list[int], filler: int) -> None:
-    """The values, then fillers to the next multiple of 64."""
+    """Check the values, and that fillers follow to the next multiple of 64."""
     num_padded = -len(expected) % 64
     assert values.dtype == torch.int64
     assert values.tolist() == expected + [filler] * num_padded
@@ -174,41 +166,42 @@ def assert_is_padded(values: Tensor, expected: list[int], filler: int) -> None:
 @pytest.mark.parametrize("task", ["sop", "nsp", "none"])
 @settings(deadline=None, max_examples=25)
 @given(corpora, st.integers(1, 12), st.integers(0, 2**40))
-def test_rows_of_any_corpus_are_bert_s(
+def test_batches_of_any_corpus_have_the_format_of_bert(
     task: SentenceTask, documents: list[list[int]], num_rows: int, seed: int
 ) -> None:
     shards = make_shards(make_part(documents, VOCAB_SIZE))
-    chosen = ExampleSettings(length=LENGTH, sentence_task=task)
-    rows = some_rows(Plan(shards=shards, settings=chosen, seed=seed), num_rows)
+    example_settings = ExampleSettings(length=LENGTH, sentence_task=task)
+    rows = first_rows(Plan(shards=shards, settings=example_settings, seed=seed), num_rows)
     batch = Collator(shards=shards, masking=EVERY_TOKEN, length=LENGTH, seed=seed)(rows)
-    assert_is_bert_s(batch, rows, shards)
+    assert_is_bert_batch(batch, rows, shards)
     num_masked = batch.counts["fill-mask"]
     assert_is_padded(batch.rows, batch.rows[:num_masked].tolist(), 0)
     assert_is_padded(batch.targets, batch.targets[:num_masked].tolist(), IGNORED)
-    # Each sequence is masked by itself: at least one token, 15 % of them at most.
-    sizes = [len(as_bert(example, shards)[0]) for row in rows for example in row]
+    # In each sequence, 15 % of the tokens are masked, and at least one.
+    sizes = [len(bert_inputs(example, shards)[0]) for example in chain(*rows)]
     assert num_masked == sum(max(1, round(0.15 * size)) for size in sizes)
 
 
-def test_masks_follow_from_the_seed_the_epoch_and_the_example(
+def test_masks_are_determined_by_the_seed_the_epoch_and_the_example(
     shards: Shards, tokenizer: AlbertTokenizer
 ) -> None:
     masking = NgramMasking(word_starts=word_starts(tokenizer))
     collator = Collator(shards=shards, masking=masking, length=LENGTH, seed=3)
-    rows = some_rows(Plan(shards=shards, settings=ExampleSettings(length=LENGTH), seed=3), 12)
+    rows = first_rows(Plan(shards=shards, settings=ExampleSettings(length=LENGTH), seed=3), 12)
     batch = collator(rows)
-    together = batch.tokens.ids
-    for line, row in enumerate(rows):
-        alone = [collator([[example]]) for example in row]
-        ids = [one.tokens.ids[0, : one.num_tokens] for one in alone]
-        assert torch.equal(torch.cat(ids), together[line, : sum(map(len, ids))])
-    later = [[example._replace(epoch=1) for example in row] for row in rows]
-    for other in (replace(collator, seed=4)(rows), collator(later)):
-        assert torch.equal(restored(other), restored(batch))
-        assert not torch.equal(other.tokens.ids, together)
+    for ids, row in zip(batch.tokens.ids, rows, strict=True):
+        single_batches = [collator([[example]]) for example in row]
+        single_ids = torch.cat(
+            [single.tokens.ids[0, : single.num_tokens] for single in single_batches]
+        )
+        assert torch.equal(single_ids, ids[: len(single_ids)])
+    next_epoch = [[example._replace(epoch=1) for example in row] for row in rows]
+    for other_batch in (replace(collator, seed=4)(rows), collator(next_epoch)):
+        assert torch.equal(unmasked_ids(other_batch), unmasked_ids(batch))
+        assert not torch.equal(other_batch.tokens.ids, batch.tokens.ids)
 
 
-def test_processes_take_turns_at_the_micro_batches_of_a_step() -> None:
+def test_processes_take_the_micro_batches_of_a_step_in_turn() -> None:
     plan = make_plan([[[6, 7], [30], [4, 9]]] * 4)
 
     def collate(rows: Sequence[Sequence[Example]]) -> Any:
@@ -218,11 +211,10 @@ def test_processes_take_turns_at_the_micro_batches_of_a_step() -> None:
         slices = Slicing(num_rows=8, rows_per_batch=2, **slicing)
         return list(islice(load_steps(plan, collate, slices, Position(), num_workers=0), 3))
 
-    whole = steps()
     ranks = [steps(rank=rank, world_size=2) for rank in range(2)]
-    for (batches, position), *parts in zip(whole, *ranks, strict=True):
+    for (batches, position), first, second in zip(steps(), *ranks, strict=True):
         assert len(batches) == 4
-        assert [part for part, _ in parts] == [batches[::2], batches[1::2]]
-        assert {end for _, end in parts} == {position}
+        assert first == (batches[::2], position)
+        assert second == (batches[1::2], position)
     with pytest.raises(TrainingError, match="10 rows do not divide into batches of 2 in 2 proc"):
         Slicing(num_rows=10, rows_per_batch=2, world_size=2)

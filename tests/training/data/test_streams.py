@@ -1,4 +1,4 @@
-"""Task streams give every example once an epoch, in bounded batches, and resume at any state."""
+"""Task streams yield each example once per epoch, in bounded batches, and resume from any state."""
 
 from __future__ import annotations
 
@@ -50,17 +50,19 @@ EXAMPLES = [
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 80), st.integers(1, 120), st.integers(0, 9))
-def test_each_epoch_has_every_example_once(count: int, size: int, seed: int) -> None:
-    batches = shuffled_batches(count, size, seed)
+def test_each_epoch_has_every_example_once_in_batches_of_similar_size(
+    num_examples: int, batch_size: int, seed: int
+) -> None:
+    batches = shuffled_batches(num_examples, batch_size, seed)
     for _ in range(3):
-        epoch = list(islice(batches, -(-count // size)))
-        assert sorted(chain.from_iterable(epoch)) == list(range(count))
+        epoch = list(islice(batches, -(-num_examples // batch_size)))
+        assert sorted(chain(*epoch)) == list(range(num_examples))
         sizes = [len(batch) for batch in epoch]
-        assert max(sizes) <= min(size, min(sizes) + 1)
+        assert max(sizes) <= min(batch_size, min(sizes) + 1)
 
 
-def test_the_loss_of_any_division_is_that_of_one_pass() -> None:
-    """By length, in micro-batches, and of the processes together."""
+def test_every_division_of_a_step_has_the_same_loss() -> None:
+    """Steps are divided by length, into micro-batches and among processes."""
     sizes = (62, 42, 35, 27, 19, 11, 5, 4) * 12
     examples = [
         TokenisedExample(ids=[2, *[7] * (size - 2), 3], types=[0] * size, target=size % 2)
@@ -70,7 +72,7 @@ def test_the_loss_of_any_division_is_that_of_one_pass() -> None:
     objective = Objective(our_model(config, ("text-classification",)), CPU, LOSSES)
 
     def passes(**division: Any) -> tuple[list[tuple[int, int]], float]:
-        """The examples and the row length of each pass, and the loss of all."""
+        """Return the number of examples and the row length of each pass, and the total loss."""
         stream = example_stream(
             "text-classification",
             examples,
@@ -80,26 +82,27 @@ def test_the_loss_of_any_division_is_that_of_one_pass() -> None:
             division=Division(**division),
         )
         batches = stream.step()
-        scores = [objective(batch)["text-classification"] for batch in batches]
-        shapes = [batch.tokens.ids.shape[1] for batch in batches]
-        counts = [score.count for score in scores]
-        return list(zip(counts, shapes, strict=True)), sum(score.loss.item() for score in scores)
+        sums = [objective(batch)["text-classification"] for batch in batches]
+        lengths = [batch.tokens.ids.shape[1] for batch in batches]
+        counts = [batch_sums.count for batch_sums in sums]
+        total = sum(batch_sums.loss.item() for batch_sums in sums)
+        return list(zip(counts, lengths, strict=True)), total
 
-    whole, loss = passes()
-    assert whole == [(96, 64)]
-    by_length, same = passes(by_length=True)
-    # 2,460 tokens are two passes of at least 1,024; 24 of the longest have 1,248.
-    assert by_length == [(24, 64), (72, 48)]
-    assert same == pytest.approx(loss, rel=1e-5)
+    shapes, loss = passes()
+    assert shapes == [(96, 64)]
+    shapes, loss_by_length = passes(by_length=True)
+    # 2,460 tokens make two passes of at least 1,024. The 24 longest examples have 1,248.
+    assert shapes == [(24, 64), (72, 48)]
+    assert loss_by_length == pytest.approx(loss, rel=1e-5)
     assert [passes(rank=rank, world_size=3)[0] for rank in range(3)] == [[(32, 64)]] * 3
     ranks = [passes(micro_batch_size=10, rank=rank, world_size=3) for rank in range(3)]
     counts = [[count for count, _ in shapes] for shapes, _ in ranks]
     assert counts == [[10, 10, 9, 9], [10, 10, 9], [10, 10, 9]]
-    assert sum(part for _, part in ranks) == pytest.approx(loss, rel=1e-5)
+    assert sum(rank_loss for _, rank_loss in ranks) == pytest.approx(loss, rel=1e-5)
 
 
-def test_each_process_needs_an_example_of_each_step() -> None:
-    """Twelve in steps of five have four in the smallest step."""
+def test_each_process_needs_an_example_in_each_step() -> None:
+    """Twelve examples in steps of at most five have four in the smallest step."""
     text_stream(division=Division(world_size=4))
     with pytest.raises(
         TrainingError, match="has 4 of 12 examples in a step, fewer than the 5 proc"
@@ -118,23 +121,23 @@ def text_stream(
 
 
 def test_long_texts_are_truncated_and_counted(tokenizer: AlbertTokenizer) -> None:
-    whole, pair = tokenizer.encode("the end " * 9), tokenizer.encode("the", "end")
+    long, pair = tokenizer.encode("the end " * 9), tokenizer.encode("the", "end")
     texts = [
         LabelledText(text="the end " * 9, pair=None, label=0, location="a.csv, row 7"),
         LabelledText(text="the", pair="end", label=1),
     ]
-    (cut, short), num_truncated = labelled_examples(texts, tokenizer, length=12, truncation=True)
-    assert (cut.ids, cut.target) == ([*whole.ids[:11], whole.ids[-1]], 0)
-    assert (short.ids, short.types, short.target) == (pair.ids, pair.types, 1)
+    examples, num_truncated = labelled_examples(texts, tokenizer, length=12, truncation=True)
+    assert (examples[0].ids, examples[0].target) == ([*long.ids[:11], long.ids[-1]], 0)
+    assert (examples[1].ids, examples[1].types, examples[1].target) == (pair.ids, pair.types, 1)
     assert num_truncated == 1
     with pytest.raises(CorpusError, match="row 7: The text has more than 12 tokens"):
         labelled_examples(texts, tokenizer, length=12, truncation=False)
 
 
 def pretrain_stream(*, seed: int = 0) -> PackedStream:
-    """Rows of 16 tokens from two parts of documents.
+    """Make a stream of rows of 16 tokens from two parts.
 
-    They have two sentences, of which one fills half a row and two a whole one.
+    Each document has two sentences. One sentence fills half a row, and two fill a row.
     """
     documents = [[6, 7], [3, 2], [4, 9], [5, 5], [6, 1]] * 4
     shards = make_shards(*[make_part(documents, TINY.vocab_size)] * 2)
@@ -147,10 +150,10 @@ def pretrain_stream(*, seed: int = 0) -> PackedStream:
 
 
 def results(stream: TaskStream, model: AlbertForTasks, num_steps: int) -> list[dict[str, float]]:
-    """Losses and number of tokens of each pass of the next steps."""
+    """Return the losses and the number of tokens of each pass of the next steps."""
     objective = Objective(model, CPU, LOSSES)
     return [
-        {task: score.loss.item() for task, score in objective(batch).items()}
+        {task: sums.loss.item() for task, sums in objective(batch).items()}
         | {"tokens": batch.num_tokens}
         for _ in range(num_steps)
         for batch in stream.step()
@@ -159,15 +162,15 @@ def results(stream: TaskStream, model: AlbertForTasks, num_steps: int) -> list[d
 
 @pytest.mark.parametrize("make", [pretrain_stream, text_stream])
 @pytest.mark.parametrize("num_steps", [0, 1, 13])
-def test_a_stream_goes_on_from_its_state(make: Callable[..., TaskStream], num_steps: int) -> None:
-    """Over several epochs, of which no two are alike."""
+def test_a_stream_resumes_from_its_state(make: Callable[..., TaskStream], num_steps: int) -> None:
+    """The steps extend over several epochs. All steps differ."""
     model = our_model(TINY, ("fill-mask", "sentence-order", "text-classification"))
     first, second = make(), make()
-    before = results(first, model, num_steps)
+    start = results(first, model, num_steps)
     state = first.state()
     rest = results(first, model, 12)
     assert first.state()[0] > 0
-    assert len({one[first.tasks[0]] for one in before + rest}) == num_steps + 12
+    assert len({losses[first.tasks[0]] for losses in start + rest}) == num_steps + 12
     second.restore(state)
     assert second.state() == state
     assert results(second, model, 12) == rest
