@@ -1,4 +1,4 @@
-"""A small vocabulary and corpus that all tests of training share."""
+"""A small vocabulary, corpora, and runs that all training tests share."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from training.vocabulary.training import train_vocab
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models this small are slower on several, and sums would differ with their number."""
-    before = torch.get_num_threads()
+    """One thread of torch. Small models are slower with several, and their rounding differs."""
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")
 def vocab_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that `albert-serve vocab` wrote: 800 pieces."""
+    """The folder of a vocabulary of 800 pieces."""
     folder = tmp_path_factory.mktemp("vocab")
     spiece = train_vocab(read_documents([WIKI]), folder, vocab_size=800)
     build_tokenizer(spiece).save(str(folder / "tokenizer.json"))
@@ -49,7 +49,7 @@ def tokenizer(vocab_dir: Path) -> AlbertTokenizer:
 
 @pytest.fixture(scope="session")
 def easy_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents that say the same sentences in the same order, beginning anywhere."""
+    """Documents of five sentences that repeat in the same order, starting with any of them."""
     sentences = [
         "The school is in the city.",
         "Many people came to play music.",
@@ -57,7 +57,7 @@ def easy_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "They won two games in May.",
         "Her father had been a king.",
     ]
-    documents = [" ".join((sentences * 3)[first : first + 8]) for first in range(5)]
+    documents = [" ".join((sentences * 3)[start : start + 8]) for start in range(5)]
     file = tmp_path_factory.mktemp("corpus") / "easy.txt"
     file.write_text("\n\n".join(documents * 20))
     return file
@@ -65,7 +65,7 @@ def easy_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pretrain_options(easy_corpus: Path, vocab_dir: Path) -> list[str]:
-    """A run of 80 steps that learns the corpus; its folder is left to be named."""
+    """Options of a pretraining run of 80 steps that learns `easy_corpus`, without its folder."""
     return [
         *("--corpus", str(easy_corpus), "--tokenizer", str(vocab_dir)),
         *("--embedding-size", "32", "--hidden-size", "32", "--layers", "2", "--heads", "2"),
@@ -77,7 +77,7 @@ def pretrain_options(easy_corpus: Path, vocab_dir: Path) -> list[str]:
 
 @pytest.fixture(scope="session")
 def pretrained(pretrain_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of that run, never interrupted. Copy it before changing it."""
+    """The folder of an uninterrupted run with `pretrain_options`. Copy it before changing it."""
     folder = tmp_path_factory.mktemp("pretrained") / "run"
     assert pretrain.main([*pretrain_options, "--output", str(folder)]) == 0
     return folder
@@ -85,11 +85,10 @@ def pretrained(pretrain_options: list[str], tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="session")
 def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty short texts, 1 where they are glad and 0 where they are sad."""
-    glad, sad = ("good", "beautiful", "great", "first"), ("war", "died", "not", "lost")
+    """A file of forty short texts with label 1 if the text is positive, else 0."""
+    words = {1: ("good", "beautiful", "great", "first"), 0: ("war", "died", "not", "lost")}
     things = ("the game", "a city", "his music", "her work", "their school")
-    rows = [f"{thing} was {word}\t1" for thing in things for word in glad]
-    rows += [f"{thing} was {word}\t0" for thing in things for word in sad]
+    rows = [f"{t} was {word}\t{label}" for label in (1, 0) for t in things for word in words[label]]
     file = tmp_path_factory.mktemp("labelled") / "texts.tsv"
     file.write_text("\n".join(["text\tlabel", *rows]))
     return file
@@ -97,9 +96,9 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def start(pretrained: Path) -> list[str]:
-    """A run of six steps of finetuning; its data is left to be named.
+    """Options of a finetuning run of six steps, without its data and folder.
 
-    Of an option that is given twice, the last counts.
+    If an option is repeated, the last one applies.
     """
     return [
         *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
@@ -110,7 +109,7 @@ def start(pretrained: Path) -> list[str]:
 
 @pytest.fixture(scope="session")
 def finetune_options(pretrained: Path, easy_corpus: Path, labelled: Path) -> list[str]:
-    """A run of 40 steps on three task streams; its folder is left to be named."""
+    """Options of a finetuning run of 40 steps on three task streams, without its folder."""
     return [
         *("--initialize-from", str(pretrained / "checkpoint"), "--steps", "40"),
         *("--text-classification", str(labelled), "--labels", "negative", "positive"),
@@ -123,7 +122,7 @@ def finetune_options(pretrained: Path, easy_corpus: Path, labelled: Path) -> lis
 
 @pytest.fixture(scope="session")
 def finetuned(finetune_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of that run, never interrupted. Copy it before changing it."""
+    """The folder of an uninterrupted run with `finetune_options`. Copy it before changing it."""
     folder = tmp_path_factory.mktemp("finetuned") / "run"
     assert finetune.main([*finetune_options, "--output", str(folder)]) == 0
     return folder
@@ -131,7 +130,7 @@ def finetuned(finetune_options: list[str], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="session")
 def shards(vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Shards:
-    """The articles of `wiki.jsonl`."""
+    """The shards of the articles of `wiki.jsonl`."""
     return prepare([WIKI], vocab_dir / "tokenizer.json", tmp_path_factory.mktemp("s") / "shards")
 
 
@@ -139,7 +138,7 @@ def shards(vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Shards:
 def tiny_options(
     easy_corpus: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> list[str]:
-    """A run of 8 steps of two passes each, with dropout; its folder is left to be named."""
+    """Options of a run of 8 steps, each of two passes with dropout, without the run's folder."""
     folder = tmp_path_factory.mktemp("tiny") / "shards"
     prepare([easy_corpus], vocab_dir / "tokenizer.json", folder)
     return [
@@ -153,7 +152,7 @@ def tiny_options(
 
 @pytest.fixture(scope="session")
 def tiny(tiny_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of that run, never interrupted. Copy it before changing it."""
+    """The folder of an uninterrupted run with `tiny_options`. Copy it before changing it."""
     folder = tmp_path_factory.mktemp("tiny") / "run"
     assert run_in_process(tiny_options, folder).status == 0
     return folder

@@ -1,12 +1,14 @@
-"""Commands of training in processes of their own, which can be killed anywhere.
+"""Training commands in separate processes, which tests can kill at any point.
 
-They are forked from a server that has torch imported, so that a run of a few steps takes a moment.
-What is to happen to one is a function of this module, which the process calls before it begins.
+The processes are forked from a server that has already imported torch, so a run of a few steps
+takes only a moment. A fate is a function that the process calls before the command, for example to
+kill itself before step 3. Fates are functions of this module, because the process imports them.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import math
 import multiprocessing
 import os
 import resource
@@ -15,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -27,6 +29,7 @@ from typing import Any, Final, TypeAlias
 from unittest.mock import patch
 
 import torch
+from safetensors.torch import load_file
 from tqdm import tqdm
 
 from training.data.preparation import prepare
@@ -43,19 +46,24 @@ _CONTEXT.set_forkserver_preload(
     ]
 )
 _TIMEOUT_S: Final = 120.0
-_NAMES: Final = count()
+_FILE_NUMBERS: Final = count()
 _REPOSITORY: Final = Path(__file__).parents[2]
-# The line of a process that another has left.
-LOST: Final = (
+LOST_PROCESS_ERROR: Final = (
     "error: Another process of the run has ended or cannot be reached. "
     "Repeat the command to resume from the last checkpoint.\n"
 )
-_CHANGING: Final = frozenset({"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink"})
+# An option that saves after every step.
+SAVE_OFTEN: Final = ("--save-every", "0.0001s")
+_CHANGE_EVENTS: Final = frozenset({"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A process that has ended: its status, or the negative number of the signal, and its words."""
+    """A process that has ended.
+
+    Attributes:
+        status: exit status, or the negative number of the signal that killed the process.
+    """
 
     status: int
     out: str
@@ -64,7 +72,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A process that runs."""
+    """A running process, and the files of its output."""
 
     process: ForkServerProcess
     out: Path
@@ -76,12 +84,12 @@ class Started:
         if status is None:
             self.process.kill()
             self.process.join()
-        assert status is not None, f"still there: {self.err.read_text()}"
+        assert status is not None, f"timeout: {self.err.read_text()}"
         self.process.close()
         return Ended(status=status, out=self.out.read_text(), err=self.err.read_text())
 
     def wait_for(self, file: Path) -> None:
-        """Wait until the process has made a file."""
+        """Wait until the process has created a file."""
         until = time.monotonic() + _TIMEOUT_S
         while not file.exists():
             assert self.process.is_alive(), self.err.read_text()
@@ -96,15 +104,17 @@ class Started:
 def start(
     options: Sequence[str],
     folder: Path,
-    *more: str,
+    *extra_options: str,
     fate: Fate | None = None,
     program: str = "training.commands.pretrain",
     environment: Mapping[str, str] | None = None,
 ) -> Started:
-    """Begin a command with an output folder; what it says goes to files beside that folder."""
-    out, err = (folder.with_name(f"{folder.name}.{next(_NAMES)}.{kind}") for kind in ("out", "err"))
+    """Start a command with an output folder. Files next to that folder receive its output."""
+    out, err = (
+        folder.with_name(f"{folder.name}.{next(_FILE_NUMBERS)}.{kind}") for kind in ("out", "err")
+    )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    arguments = [*options, "--output", str(folder), *more]
+    arguments = [*options, "--output", str(folder), *extra_options]
     process = _CONTEXT.Process(
         target=_run, args=(program, arguments, out, err, dict(environment or {}), fate)
     )
@@ -112,22 +122,25 @@ def start(
     return Started(process=process, out=out, err=err)
 
 
-def run_in_process(options: Sequence[str], folder: Path, *more: str, **named: Any) -> Ended:
-    """Run a command to its end, whichever that is."""
-    return start(options, folder, *more, **named).wait()
+def run_in_process(
+    options: Sequence[str], folder: Path, *extra_options: str, **arguments: Any
+) -> Ended:
+    """Start a command, and wait for its end."""
+    return start(options, folder, *extra_options, **arguments).wait()
 
 
 def run_world(
     options: Sequence[str],
     folder: Path,
-    *more: str,
+    *extra_options: str,
     num_processes: int = 2,
     fates: Mapping[int, Fate] | None = None,
     program: str = "training.commands.pretrain",
 ) -> list[Ended]:
-    """The same command in several processes that train together, as torchrun begins them.
+    """Run a command in several processes that train together, as torchrun starts them.
 
-    Fates are by rank.
+    Args:
+        fates: fate of a process, by rank.
     """
     world = {
         "TORCHELASTIC_RUN_ID": "test",
@@ -135,28 +148,68 @@ def run_world(
         "MASTER_PORT": str(_free_port()),
         "WORLD_SIZE": str(num_processes),
     }
-    started = [
+    processes = [
         start(
             options,
             folder,
-            *more,
+            *extra_options,
             fate=(fates or {}).get(rank),
             program=program,
             environment={**world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(num_processes)
     ]
-    return [each.wait() for each in started]
+    return [process.wait() for process in processes]
+
+
+def check_ended(ended: Sequence[Ended], status: int = 0) -> None:
+    """Check that all processes ended with a status, and that only the main process wrote output."""
+    assert [process.status for process in ended] == [status] * len(ended), ended
+    for process in ended[1:]:
+        assert (process.out, process.err) == ("", "")
+
+
+def check_close(
+    first_run: Path,
+    second_run: Path,
+    *,
+    weights: float,
+    metrics: float = 1e-5,
+    ignored_weights: Collection[str] = (),
+) -> None:
+    """Check that two runs, which report every step, differ only by rounding.
+
+    Args:
+        weights: limit of the absolute differences of the weights.
+        metrics: limit of the relative differences of the metrics.
+    """
+    # The fork server imports this module and does not need the imports of `support`.
+    from tests.training.support import checkpoint_state, read_metrics
+
+    first_lines, second_lines = read_metrics(first_run), read_metrics(second_run)
+    steps = range(1, checkpoint_state(first_run)["step"] + 1)
+    assert {line["step"] for line in first_lines} >= {*steps}
+    for first, second in zip(first_lines, second_lines, strict=True):
+        assert first.keys() == second.keys()
+        for name in first.keys() - {"elapsed_s", "tokens_per_s"}:
+            is_close = math.isclose(
+                first[name], second[name], rel_tol=metrics, abs_tol=metrics / 10
+            )
+            assert is_close, (name, first, second)
+    first_weights, second_weights = (
+        load_file(folder / "checkpoint" / "model.safetensors") for folder in (first_run, second_run)
+    )
+    assert first_weights.keys() == second_weights.keys()
+    for name in first_weights.keys() - {*ignored_weights}:
+        assert (first_weights[name] - second_weights[name]).abs().max() < weights, name
 
 
 @contextmanager
-def torchrun(
-    options: Sequence[str], folder: Path, log: Path, *, verb: str = "pretrain"
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Inside `with` a job of two processes runs; it has ended after it."""
+def torchrun(options: Sequence[str], folder: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Pretrain with torchrun in two processes within `with`, and wait for their end."""
+    program = str(Path(sys.executable).with_name("albert-serve"))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "--no-python"]
-    command += [str(Path(sys.executable).with_name("albert-serve")), verb, *options]
+    command += ["--nproc-per-node", "2", "--no-python", program, "pretrain", *options]
     with log.open("wb") as stream:
         job = subprocess.Popen(
             [*command, "--output", str(folder)],
@@ -193,10 +246,10 @@ def _run(
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(descriptor, number)
         os.close(descriptor)
-    faulthandler.enable(2)  # where it crashes, should it
-    faulthandler.dump_traceback_later(_TIMEOUT_S / 2, file=2)  # where it hangs, should it
+    faulthandler.enable(2)  # shows where the process crashes
+    faulthandler.dump_traceback_later(_TIMEOUT_S / 2, file=2)  # shows where the process hangs
     torch.set_num_threads(1)
-    tqdm.set_lock(RLock())  # its own would outlive a process that is killed
+    tqdm.set_lock(RLock())  # the default lock would outlive a killed process
     if fate is not None:
         fate()
     sys.exit(import_module(program).main(arguments))
@@ -207,12 +260,12 @@ def all_of(*fates: Fate) -> None:
         fate()
 
 
-def before_step(number: int, happens: Fate) -> None:
-    """Before the step of that number, counted from 1, something happens."""
+def before_step(number: int, action: Fate) -> None:
+    """Perform an action before the n-th step, counted from 1."""
 
     def step(run: Run, done: float) -> StepResult:
         if run.progress.step + 1 == number:
-            happens()
+            action()
         return original(run, done)
 
     original = Run.step
@@ -220,11 +273,11 @@ def before_step(number: int, happens: Fate) -> None:
 
 
 def prepare_parts(num_bytes: int) -> None:
-    """A corpus is prepared in parts of so many bytes."""
+    """Prepare corpora in parts of this number of bytes."""
     (prepare.__kwdefaults__ or {})["part_bytes"] = num_bytes
 
 
-def get_signals(*numbers: int) -> None:
+def raise_signals(*numbers: int) -> None:
     for number in numbers:
         os.kill(os.getpid(), number)
 
@@ -234,14 +287,15 @@ def die() -> None:
 
 
 def signal_group(number: int) -> None:
-    """The process and all that it began get the signal, as from a terminal or torchrun."""
+    """Send a signal to this process and its children, as a terminal or torchrun does."""
     os.killpg(0, number)
 
 
 def die_before_change(number: int, folder: Path) -> None:
-    """The process is killed before its so manieth change to the files of a folder.
+    """Kill the process before its n-th change to the files of a folder.
 
-    A change is a file opened to be written, made, renamed, removed or put on the disk.
+    Changes are: opening a file for writing; creating, renaming or removing a file or folder; and
+    syncing any file to the disk.
     """
     changes = count(1)
     sync = os.fsync
@@ -250,12 +304,12 @@ def die_before_change(number: int, folder: Path) -> None:
         sys.audit("os.fsync")
         sync(descriptor)
 
-    def see(event: str, details: tuple[Any, ...]) -> None:
+    def audit(event: str, details: tuple[Any, ...]) -> None:
         if _changes(event, details, str(folder)) and next(changes) == number:
             die()
 
     patch.object(os, "fsync", audited_sync).start()
-    sys.addaudithook(see)
+    sys.addaudithook(audit)
 
 
 def _changes(event: str, details: tuple[Any, ...], folder: str) -> bool:
@@ -265,17 +319,19 @@ def _changes(event: str, details: tuple[Any, ...], folder: str) -> bool:
         path, _, flags = details
         is_written = bool(flags & (os.O_WRONLY | os.O_RDWR))
         return is_written and isinstance(path, str) and path.startswith(folder)
-    # What a tree is removed by names its files without their folder.
-    return event in _CHANGING and (str(details[0]).startswith(folder) or "/" not in str(details[0]))
+    # `shutil.rmtree` names files without their folder.
+    return event in _CHANGE_EVENTS and (
+        str(details[0]).startswith(folder) or "/" not in str(details[0])
+    )
 
 
-def write_no_file_over(num_bytes: int) -> None:
-    """As on a disk that is full: a larger file cannot be written whole."""
+def limit_file_size(num_bytes: int) -> None:
+    """Make writing a larger file fail, as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
 
 def lead_a_group() -> None:
-    """Make the process one that signals can be sent to with all that it begins."""
+    """Start a process group, which can receive signals as a whole."""
     with suppress(PermissionError):
         os.setsid()

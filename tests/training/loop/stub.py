@@ -1,4 +1,4 @@
-"""A run of a stub task in this process: micro-batches of three tensors, scripted validations."""
+"""A training run of a stub task in this process, with scripted events and validations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NEVER_S: Final = 1e9
 
 
 class Killed(BaseException):
-    """Ends a run without a checkpoint."""
+    """An exception that ends a run without a checkpoint, as a kill does."""
 
 
 def kill() -> None:
@@ -49,36 +49,35 @@ def kill() -> None:
 
 @dataclass(kw_only=True)
 class Stub:
-    """A task stream that is its own held-out items; a step has 8 examples of 8 tokens.
+    """A task stream and its validation. A step has 8 examples of 8 tokens, and takes 0.5 s.
 
     Attributes:
-        before: actions before the gradient of a step, by step from 1.
-        in_validation: actions in the validation after a step.
+        before: actions before the gradient of a step, by step, counted from 1.
+        in_validation: actions in the validation after a step, by step.
         spoiled: steps whose gradient is not finite.
-        accuracies: the validation metric after each step; 0.5 by default.
-        step_s: seconds of a step on the clock of the run.
+        accuracies: validation metric by step (default: 0.5).
+        now_s: time on the run's clock. It starts after the real time at which the run's `Saver` is
+            created.
     """
 
     before: Mapping[int, Callable[[], object]] = field(default_factory=dict)
     in_validation: Mapping[int, Callable[[], object]] = field(default_factory=dict)
     spoiled: Container[int] = ()
     accuracies: Mapping[int, float] = field(default_factory=dict)
-    step_s: float = 0.5
     name: str = "stub"
     task: str = TASK
     tasks: tuple[str, ...] = (TASK,)
     losses: tuple[str, ...] = (TASK,)
     num_taken: int = 0
-    # After the creation of the run's `Saver`, whose first time is that of the real clock.
     now_s: float = field(default_factory=lambda: math.ceil(time.monotonic()) + 60.0)
 
     def step(self) -> Sequence[ExampleBatch]:
         self.num_taken += 1
         self.before.get(self.num_taken, lambda: None)()
-        self.now_s += self.step_s
+        self.now_s += 0.5
         generator = torch.Generator().manual_seed(self.num_taken)
         ids_BS = torch.randint(5, 50, (8, 8), generator=generator)
-        return [micro_batch(part) for part in (ids_BS[:3], ids_BS[3:])]
+        return [micro_batch(ids_BS[:3]), micro_batch(ids_BS[3:])]
 
     def state(self) -> list[int]:
         return [self.num_taken]
@@ -123,25 +122,29 @@ def train(
     validate_every: int = 0,
     selection: BestValidation | None = None,
     config: AlbertConfig = CONFIG,
-    clip_norm: float = 1.0,
     precision: PrecisionName = "fp32",
-    **options: Any,
+    **folder_options: Any,
 ) -> TrainedRun:
-    """Train the stub's run, or resume it; at 0 it is never validated. `options`: of its folder."""
+    """Train or resume the stub's run.
+
+    Args:
+        validate_every: number of steps between validations, or 0 for no validation.
+        folder_options: other fields of the run's `RunFolder`.
+    """
     stub = stub or Stub()
     run = build_run(
         our_model(config, (TASK,)).train(),
         Mixture(streams=[stub], weights=[1.0], loss_weights={}),
         {TASK: stub.loss},
-        replace(HYPERPARAMETERS, clip_norm=clip_norm),
+        HYPERPARAMETERS,
         progress=Progress(num_steps=num_steps, budget_s=budget_s),
         world=World(),
         precision=precision,
         selection=selection,
     )
-    options = {"save_every": NEVER_S, "keep": 9, "report_every": 1, **options}
+    folder_options = {"save_every": NEVER_S, "keep": 9, "report_every": 1, **folder_options}
     prepared = PreparedRun(
-        config=RunFolder(output=folder, **options),
+        config=RunFolder(output=folder, **folder_options),
         run=run,
         record={},
         program="albert-serve stub",
@@ -153,7 +156,7 @@ def train(
         validate_every=validate_every,
         validates_start=selection is not None,
     )
-    # On the run's clock only steps take time.
+    # Only steps take time on the run's clock.
     clock = SimpleNamespace(monotonic=lambda: stub.now_s)
     with ExitStack() as stack:
         for name in ("trainer", "progress", "metrics"):

@@ -1,4 +1,4 @@
-"""Several processes train as one does, and none goes on without the others."""
+"""Several processes train as a single process does, and none continues without the others."""
 
 from __future__ import annotations
 
@@ -11,66 +11,44 @@ from pathlib import Path
 
 import psutil
 import pytest
-from safetensors.torch import load_file
 
 from tests.training.processes import (
-    LOST,
-    Ended,
+    LOST_PROCESS_ERROR,
+    SAVE_OFTEN,
     Fate,
     before_step,
+    check_close,
+    check_ended,
     die,
-    get_signals,
+    raise_signals,
     run_in_process,
     run_world,
     torchrun,
 )
-from tests.training.support import checkpoint_state, moved, read_metrics, same_weights
-
-OFTEN = ("--save-every", "0.0001s")
-STEPS = list(range(1, 9))
+from tests.training.support import check_same, checkpoint_state, moved, same_weights
 
 
 @pytest.fixture(scope="module")
 def options(tiny_options: list[str]) -> list[str]:
-    """The tiny run in four passes a step, which two processes share.
+    """Options of the tiny run with four passes per step, which two processes share.
 
-    In fp32: sums in another order differ in their last digits, and bf16 has few. Without dropout,
-    whose masks depend on the process and the micro-batch.
+    The precision is fp32, because rounding in bf16 hides faults. There is no dropout, because its
+    masks depend on the process and the micro-batch.
     """
     options = [*tiny_options, "--micro-batch-size", "2", "--precision", "fp32"]
     return [*options, "--dropout", "v2"]
 
 
-def check_ended(ended: list[Ended], status: int = 0) -> None:
-    assert [each.status for each in ended] == [status] * len(ended), [each.err for each in ended]
-
-
-def check_close(one: Path, other: Path, *, weights: float, losses: float) -> None:
-    """Two runs have the same curves, and end with the same weights, up to their last digits."""
-    lines = [read_metrics(folder) for folder in (one, other)]
-    assert [line["step"] for line in lines[0]] == [line["step"] for line in lines[1]] == STEPS
-    for mine, theirs in zip(*lines, strict=True):
-        assert mine["tokens"] == theirs["tokens"]
-        assert mine["lr_factor"] == theirs["lr_factor"]
-        assert mine.keys() == theirs.keys()
-        for name in mine.keys() & {"fill-mask/loss", "sentence-order/loss", "grad_norm"}:
-            assert mine[name] == pytest.approx(theirs[name], rel=losses), (mine["step"], name)
-    tensors = [load_file(folder / "checkpoint" / "model.safetensors") for folder in (one, other)]
-    assert tensors[0].keys() == tensors[1].keys()
-    for name, tensor in tensors[0].items():
-        assert (tensor - tensors[1][name]).abs().max() < weights, name
-
-
-# The runs differ in the order of sums. After these 8 steps in fp32, which move weights by 2e-2 to
-# 3e-1, weights differed by 5e-6 with lamb, 3e-6 with adamw and 1e-5 with muon, and metrics in none
-# of their six digits. In bf16 a rounding that falls the other way grew to 2e-2.
+# The runs add in different orders. After these 8 steps in fp32, which change weights by 2e-2 to
+# 3e-1, weights differed by 5e-6 with lamb, 3e-6 with adamw and 1e-5 with muon. The six digits of
+# the metrics did not differ. In bf16, a different rounding grew to 2e-2.
 LAMB = ("--optimizer", "lamb", "--lr", "1e-2")
 ADAMW = ("--optimizer", "adamw", "--lr", "3e-3")
 MUON = ("--optimizer", "muon", "--lr", "1e-3")
 
 
 @pytest.mark.parametrize(
-    ("more", "num_processes", "weights"),
+    ("extra_options", "num_processes", "weights"),
     [
         (LAMB, 2, 3e-5),
         pytest.param((*LAMB, "--recompute"), 4, 3e-5, marks=pytest.mark.slow),
@@ -80,53 +58,61 @@ MUON = ("--optimizer", "muon", "--lr", "1e-3")
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else str(value),
 )
-def test_several_processes_train_as_one_does(
-    options: list[str], tmp_path: Path, more: tuple[str, ...], num_processes: int, weights: float
+def test_several_processes_train_as_a_single_process(
+    options: list[str],
+    tmp_path: Path,
+    extra_options: tuple[str, ...],
+    num_processes: int,
+    weights: float,
 ) -> None:
-    """One process has four passes a step, the others one of all their rows."""
-    one, several = tmp_path / "one", tmp_path / "several"
-    assert run_in_process(options, one, *more).status == 0
-    rows = ("--micro-batch-size", str(8 // num_processes))
-    check_ended(run_world(options, several, *more, *rows, num_processes=num_processes))
-    check_close(one, several, weights=weights, losses=1e-5)
-    assert moved(one) > 1e-2
+    """The single process has four passes per step, the others one pass each."""
+    single_process, run = tmp_path / "single", tmp_path / "run"
+    options = [*options, *extra_options]
+    assert run_in_process(options, single_process).status == 0
+    options += ["--micro-batch-size", str(8 // num_processes)]
+    check_ended(run_world(options, run, num_processes=num_processes))
+    check_close(single_process, run, weights=weights)
+    assert moved(single_process) > 1e-2
 
 
-def test_the_number_of_processes_may_change_amidst_a_run(
+def stop_before(step: int) -> Fate:
+    return partial(before_step, step, partial(raise_signals, signal.SIGTERM))
+
+
+def test_the_number_of_processes_may_change_during_a_run(
     options: list[str], tmp_path: Path
 ) -> None:
-    """One begins, two go on, one ends it. A signal to either of the two ends both."""
-    run, whole, more = tmp_path / "run", tmp_path / "whole", LAMB
-    assert run_in_process(options, whole, *more).status == 0
+    """One process starts the run, two continue it, one ends it.
 
-    def stop_before(step: int) -> Fate:
-        return partial(before_step, step, partial(get_signals, signal.SIGTERM))
-
-    assert run_in_process(options, run, *more, fate=stop_before(2)).status == 128 + signal.SIGTERM
-    ended = run_world(options, run, *more, fates={1: stop_before(5)})
-    check_ended(ended, 128 + signal.SIGTERM)
+    A signal to either of the two ends both.
+    """
+    run, uninterrupted_run = tmp_path / "run", tmp_path / "uninterrupted"
+    options = [*options, *LAMB]
+    assert run_in_process(options, uninterrupted_run).status == 0
+    assert run_in_process(options, run, fate=stop_before(2)).status == 128 + signal.SIGTERM
+    check_ended(run_world(options, run, fates={1: stop_before(5)}), 128 + signal.SIGTERM)
     assert checkpoint_state(run)["step"] == 5
-    assert "Resuming from step 5.\n" in run_in_process(options, run, *more).out
-    check_close(run, whole, weights=3e-5, losses=1e-5)
+    assert "Resuming from step 5.\n" in run_in_process(options, run).out
+    check_close(run, uninterrupted_run, weights=3e-5)
 
 
-@pytest.mark.parametrize("dying", [pytest.param(0, marks=pytest.mark.extended), 1])
-def test_a_process_that_dies_ends_the_others_and_the_run_goes_on(
-    options: list[str], tmp_path: Path, dying: int
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.extended), 1])
+def test_a_killed_process_ends_the_others_and_the_run_resumes_to_the_same_weights(
+    options: list[str], tmp_path: Path, killed: int
 ) -> None:
-    """To the same bits, with as many processes; what was half-written is tidied up by one."""
-    run, whole, more = tmp_path / "run", tmp_path / "whole", LAMB
-    check_ended(run_world(options, whole, *more))
-    ended = run_world(options, run, *more, *OFTEN, fates={dying: partial(before_step, 4, die)})
-    assert ended[dying].status == -signal.SIGKILL
-    assert (ended[1 - dying].status, ended[1 - dying].err) == (1, LOST)
+    """One of the processes that resume the run removes partial checkpoints."""
+    run, uninterrupted_run = tmp_path / "run", tmp_path / "uninterrupted"
+    options = [*options, *LAMB]
+    check_ended(run_world(options, uninterrupted_run))
+    ended = run_world(options, run, *SAVE_OFTEN, fates={killed: partial(before_step, 4, die)})
+    assert ended[killed].status == -signal.SIGKILL
+    assert (ended[1 - killed].status, ended[1 - killed].err) == (1, LOST_PROCESS_ERROR)
     for number in range(9):
         (run / "checkpoints" / f".step-{number:08}.0123abcd.partial").mkdir()
-    ended = run_world(options, run, *more, *OFTEN)
+    ended = run_world(options, run, *SAVE_OFTEN)
     check_ended(ended)
     assert "Resuming from step 3.\n" in ended[0].out
-    assert same_weights(run, whole)
-    assert [line["step"] for line in read_metrics(run)] == STEPS
+    check_same(run, uninterrupted_run)
 
 
 def stop(job: subprocess.Popen[bytes]) -> None:
@@ -139,13 +125,13 @@ def kill_a_process(job: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [stop, kill_a_process])
-def test_a_job_of_torchrun_that_ends_goes_on(
+def test_an_interrupted_job_of_torchrun_resumes_to_the_same_weights(
     options: list[str], tmp_path: Path, end: Callable[[subprocess.Popen[bytes]], None]
 ) -> None:
-    """To the same bits as processes that were begun without it."""
+    """Processes that were started without torchrun resume it, and also train the run to compare."""
     folder, log = tmp_path / "run", tmp_path / "log"
-    long = [*options, *OFTEN, "--steps", "3000"]
-    with torchrun(long, folder, log) as job:
+    options = [*options, *SAVE_OFTEN, "--steps", "3000"]
+    with torchrun(options, folder, log) as job:
         while not (folder / "metrics.jsonl").is_file():
             assert job.poll() is None, log.read_text()
             time.sleep(0.02)
@@ -153,9 +139,9 @@ def test_a_job_of_torchrun_that_ends_goes_on(
     assert job.returncode != 0
     assert ("Repeat the command to resume.\n" in log.read_text()) == (end is stop)
     step = checkpoint_state(folder)["step"]
-    fates = {0: partial(before_step, step + 2, partial(get_signals, signal.SIGTERM))}
-    ended = run_world(long, folder, fates=fates)
+    fates = {0: stop_before(step + 2)}
+    ended = run_world(options, folder, fates=fates)
     check_ended(ended, 128 + signal.SIGTERM)
     assert f"Resuming from step {step}.\n" in ended[0].out
-    check_ended(run_world(long, tmp_path / "whole", fates=fates), 128 + signal.SIGTERM)
-    assert same_weights(folder, tmp_path / "whole")
+    check_ended(run_world(options, tmp_path / "uninterrupted", fates=fates), 128 + signal.SIGTERM)
+    assert same_weights(folder, tmp_path / "uninterrupted")

@@ -1,4 +1,4 @@
-"""Checkpoints go to `transformers` and come from it unchanged, and bad ones are refused."""
+"""Checkpoints are exchanged with `transformers` without change, and bad checkpoints rejected."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from safetensors.torch import load_file, save_file
 from albert_serve.config import Sharing
 from tests.training.support import (
     HF_CLASSES,
+    JOINT_TASKS,
     TINY,
-    TOGETHER,
     assert_close,
     each_class,
     each_sharing,
+    file_contents,
     hf_load,
     hf_logits,
     hf_model,
@@ -53,48 +54,48 @@ GROUPED = replace(TINY, num_groups=2, num_inner_layers=2)
 
 @each_class
 @torch.no_grad()
-def test_a_checkpoint_goes_to_transformers_and_comes_from_it(
+def test_transformers_loads_our_checkpoint_and_we_load_theirs(
     tmp_path: Path, class_name: str
 ) -> None:
-    ours = our_model(GROUPED, HF_CLASSES[class_name])
-    save_checkpoint(ours, tmp_path / "ours")
+    model = our_model(GROUPED, HF_CLASSES[class_name])
+    save_checkpoint(model, tmp_path / "ours")
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert config["architectures"] == [class_name]
     assert (tmp_path / "ours" / "model.safetensors").stat().st_mode & 0o777 == 0o644
-    theirs = hf_load(class_name, tmp_path / "ours")
-    theirs.save_pretrained(tmp_path / "theirs")
-    again = load_checkpoint(tmp_path / "theirs").eval()
-    assert tuple(again.tasks) == HF_CLASSES[class_name]
-    assert again.config == GROUPED
-    expected = hf_logits(theirs.double(), ragged())
-    for model in (ours, again):
-        assert_close(our_logits(model.double(), ragged()), expected)
+    hf_copy = hf_load(class_name, tmp_path / "ours")
+    hf_copy.save_pretrained(tmp_path / "theirs")
+    loaded = load_checkpoint(tmp_path / "theirs").eval()
+    assert tuple(loaded.tasks) == HF_CLASSES[class_name]
+    assert loaded.config == GROUPED
+    expected = hf_logits(hf_copy.double(), ragged())
+    for ours in (model, loaded):
+        assert_close(our_logits(ours.double(), ragged()), expected)
 
 
 @torch.no_grad()
-def test_every_head_of_one_file_is_loaded_by_its_class(tmp_path: Path) -> None:
-    """`transformers` takes the number of labels for that of order and of span logits, too.
+def test_each_class_of_transformers_loads_its_head_from_a_file_of_several(tmp_path: Path) -> None:
+    """`transformers` also uses the number of labels for sentence order and spans.
 
-    So the order of two texts has an output a label, of which the first two answer.
+    Its sentence-order head therefore has one output per label. Only the first two count.
     """
-    ours = our_model(TINY, TOGETHER)
+    ours = our_model(TINY, JOINT_TASKS)
     save_checkpoint(ours, tmp_path)
     logits = our_logits(ours, ragged())
     for class_name in HF_CLASSES:
         spans = {"num_labels": 2} if class_name == "AlbertForQuestionAnswering" else {}
-        if {*HF_CLASSES[class_name]} <= {*TOGETHER}:
-            theirs = hf_logits(hf_load(class_name, tmp_path, **spans), ragged())
-            if (order := theirs.get("sentence-order")) is not None:
+        if {*HF_CLASSES[class_name]} <= {*JOINT_TASKS}:
+            expected = hf_logits(hf_load(class_name, tmp_path, **spans), ragged())
+            if (order := expected.get("sentence-order")) is not None:
                 assert order.softmax(-1)[:, 2:].max() == 0
-                theirs["sentence-order"] = order[:, :2]
-            assert_close({task: logits[task] for task in theirs}, theirs, limit=1e-4)
+                expected["sentence-order"] = order[:, :2]
+            assert_close({task: logits[task] for task in expected}, expected, limit=1e-4)
     assert_close(our_logits(load_checkpoint(tmp_path).eval(), ragged()), logits)
 
 
 @each_sharing
 @torch.no_grad()
-def test_every_sharing_comes_back_each_weight_stored_once(tmp_path: Path, sharing: Sharing) -> None:
-    """`transformers` loads it as it is, or refuses it."""
+def test_every_sharing_is_stored_once_and_loads_unchanged(tmp_path: Path, sharing: Sharing) -> None:
+    """`transformers` rejects checkpoints of `attention` and `ffn`, and loads the others."""
     config = replace(GROUPED, sharing=sharing)
     model = our_model(config, ("fill-mask", "sentence-order"))
     save_checkpoint(model, tmp_path)
@@ -102,54 +103,51 @@ def test_every_sharing_comes_back_each_weight_stored_once(tmp_path: Path, sharin
     num_groups = 1 if sharing == "none" else config.num_groups
     assert loaded.config == replace(config, num_groups=num_groups)
     assert loaded.tasks == model.tasks
-    stored = load_file(tmp_path / "model.safetensors")
+    tensors = load_file(tmp_path / "model.safetensors")
     expected = parameters(model)
-    assert stored.keys() == expected.keys() == parameters(loaded).keys()
-    assert sum(t.numel() for t in stored.values()) == sum(p.numel() for p in model.parameters())
-    backbone = [t.numel() for name, t in stored.items() if name.startswith("albert.")]
+    assert tensors.keys() == expected.keys() == parameters(loaded).keys()
+    assert sum(t.numel() for t in tensors.values()) == sum(p.numel() for p in model.parameters())
+    backbone = [t.numel() for name, t in tensors.items() if name.startswith("albert.")]
     assert sum(backbone) == config.num_backbone_params
     for name, parameter in parameters(loaded).items():
         assert torch.equal(parameter, expected[name])
     if sharing in ("all", "none"):
-        theirs = hf_load("AlbertForPreTraining", tmp_path).double()
-        assert_close(our_logits(model.double(), ragged()), hf_logits(theirs, ragged()))
+        hf_copy = hf_load("AlbertForPreTraining", tmp_path).double()
+        assert_close(our_logits(model.double(), ragged()), hf_logits(hf_copy, ragged()))
     else:
         with pytest.raises(ValueError, match=f"none for albert_sharing={sharing}"):
             hf_load("AutoModel", tmp_path)
 
 
 @torch.no_grad()
-def test_a_bare_backbone_of_transformers_is_loaded(tmp_path: Path) -> None:
+def test_a_backbone_of_transformers_without_heads_is_loaded(tmp_path: Path) -> None:
     theirs = hf_model(TINY, "AlbertModel")
     theirs.save_pretrained(tmp_path)
     ours = load_checkpoint(tmp_path, {"sentence-order": 2})
-    assert_close(
-        {"hidden": ours(ragged((16, 16)))},
-        {"hidden": theirs(input_ids=(b := ragged((16, 16))).ids, token_type_ids=b.types)[0]},
-        limit=1e-4,
-    )
+    batch = ragged((16, 16))
+    expected = theirs(input_ids=batch.ids, token_type_ids=batch.types)[0]
+    assert_close({"hidden": ours(batch)}, {"hidden": expected}, limit=1e-4)
     assert ours.pooler is not None
     assert torch.equal(ours.pooler.dense.weight, theirs.pooler.weight)
 
 
-def test_heads_that_the_file_lacks_start_fresh(tmp_path: Path) -> None:
-    """And those of another number of outputs."""
+def test_heads_that_the_file_lacks_or_of_another_size_are_initialised(tmp_path: Path) -> None:
     model = our_model(TINY, ("fill-mask", "text-classification"))
     save_checkpoint(model, tmp_path)
     tasks = {"text-classification": 5, "question-answering": 2, "fill-mask": 50}
-    ours, theirs = parameters(load_checkpoint(tmp_path, tasks)), parameters(model)
-    for name in ours.keys() & theirs.keys() - {"classifier.weight", "classifier.bias"}:
-        assert torch.equal(ours[name], theirs[name]), name
-    assert ours["classifier.weight"].shape == (5, 24)
+    loaded, saved = parameters(load_checkpoint(tmp_path, tasks)), parameters(model)
+    for name in loaded.keys() & saved.keys() - {"classifier.weight", "classifier.bias"}:
+        assert torch.equal(loaded[name], saved[name]), name
+    assert loaded["classifier.weight"].shape == (5, 24)
     for name in ("classifier", "qa_outputs"):
-        assert not ours[f"{name}.bias"].any()
-        assert ours[f"{name}.weight"].abs().max() <= 0.04 + 1e-6
+        assert not loaded[f"{name}.bias"].any()
+        assert 0 < loaded[f"{name}.weight"].abs().max() <= 0.04 + 1e-6
 
 
 MOOD = "text-classification/mood"
 
 
-def test_labels_and_temperatures_are_those_of_each_classifier() -> None:
+def test_each_classifier_has_its_labels_and_temperature() -> None:
     records = {
         "text-classification": label_keys(["bad", "good"]),
         MOOD: label_keys(["a", "b", "c"], multi_label=True),
@@ -171,7 +169,7 @@ def test_labels_and_temperatures_are_those_of_each_classifier() -> None:
     assert read_labels(label_keys(["score"]), 1).problem == "regression"
 
 
-def test_the_architecture_tells_a_choice_from_a_regression(tmp_path: Path) -> None:
+def test_the_architecture_distinguishes_multiple_choice_from_regression(tmp_path: Path) -> None:
     shapes = {"classifier.bias": (1,)}
     assert find_tasks(shapes) == {"text-classification": 1}
     assert find_tasks(shapes, ["AlbertForMultipleChoice"]) == {"multiple-choice": 1}
@@ -191,10 +189,11 @@ def change_config(**changes: Any) -> Callable[[Path], None]:
 
 
 @torch.no_grad()
-def test_a_shared_layer_is_applied_as_often_as_the_config_says(tmp_path: Path) -> None:
+def test_the_config_determines_how_often_a_shared_layer_is_applied(tmp_path: Path) -> None:
     save_checkpoint(our_model(TINY, ("fill-mask", "sentence-order")), tmp_path)
     change_config(num_hidden_layers=6)(tmp_path)
     ours, theirs = load_checkpoint(tmp_path).eval(), hf_load("AlbertForPreTraining", tmp_path)
+    assert ours.config.num_layers == 6
     assert_close(our_logits(ours.double(), ragged()), hf_logits(theirs.double(), ragged()))
 
 
@@ -216,15 +215,9 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), r"config\.json cannot be read"),
     "other model": (change_config(model_type="bert"), "config.json of .*: model_type is 'bert'"),
     "truncated": (lambda f: os.truncate(f / "model.safetensors", 5000), "s cannot be read: .*"),
-    "far wider": (
-        change_config(hidden_size=12_000_000),
-        r"shape \(24, \d+\), but .*\(12000000",
-    ),
+    "far wider": (change_config(hidden_size=12_000_000), r"shape \(24, \d+\), but .*\(12000000"),
     "other heads": (change_config(architectures=["Reranker"]), "architecture Reranker in"),
-    "infinite": (
-        change_weights(lambda w: w[NORM][1].fill_(-math.inf)),
-        "Norm.bias contains NaN",
-    ),
+    "infinite": (change_weights(lambda w: w[NORM][1].fill_(-math.inf)), "Norm.bias contains NaN"),
     "no query": (change_weights(lambda w: w.pop(LAYER.format(0))), "has no .*query.bias"),
     "extra layer": (change_weights(lambda w: w.update(EXTRA)), "has albert.*groups.1.*, which its"),
     "half a head": (change_weights(lambda w: w.pop("predictions.dense.weight")), "has no predic"),
@@ -232,7 +225,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "message"), CASES.values(), ids=CASES)
-def test_a_bad_checkpoint_is_refused(
+def test_a_bad_checkpoint_is_rejected(
     tmp_path: Path, damage: Callable[[Path], Any], message: str
 ) -> None:
     save_checkpoint(our_model(TINY, ("fill-mask", "sentence-order")), tmp_path)
@@ -244,9 +237,9 @@ def test_a_bad_checkpoint_is_refused(
 def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     model = our_model(TINY, ("fill-mask",))
     save_checkpoint(model, tmp_path)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    files = file_contents(tmp_path)
     with torch.no_grad():
-        model.albert.encoder.ffns[0].get_parameter("up.weight")[3, 4] = float("inf")
+        model.albert.encoder.ffns[0].get_parameter("up.weight")[3, 4] = math.inf
     with pytest.raises(CheckpointError, match=r"not saved: .*ffn.weight contain NaN"):
         save_checkpoint(model, tmp_path)
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert file_contents(tmp_path) == files

@@ -1,4 +1,4 @@
-"""Steps are those of the original code and of torch, each weight at its own scheduled rate."""
+"""Optimizers step as the original code and torch do, at the scheduled learning rates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from albert_serve.config import Sharing
-from tests.training.support import TINY, TOGETHER, our_model, pretend_bf16
+from tests.training.support import JOINT_TASKS, TINY, our_model, pretend_bf16
 from training.model.heads import AlbertForTasks
 from training.model.hf_names import parameters
 from training.optim.lamb import Lamb
@@ -89,10 +89,10 @@ def normal(shape: Sequence[int], seed: int) -> Tensor:
     seed=st.integers(0, 1000),
     data=st.data(),
 )
-def test_steps_are_those_of_the_original(
+def test_lamb_steps_as_the_original_code(
     shapes: list[list[int]], lr: float, weight_decay: float, seed: int, data: st.DataObject
 ) -> None:
-    """Also from weights of zero, and with gradients of zero at any step."""
+    """Initial weights can be 0, and so can the gradients of any step."""
     scales = st.sampled_from([0.0, 1e-8, 1.0, 100.0])
     params = [nn.Parameter(normal(s, seed + i) * data.draw(scales)) for i, s in enumerate(shapes)]
     names = [f"{i}.{'bias' if len(shape) == 1 else 'kernel'}" for i, shape in enumerate(shapes)]
@@ -109,9 +109,9 @@ def test_steps_are_those_of_the_original(
 
 
 @pytest.mark.parametrize("sharing", ["all", "none"])
-def test_a_model_steps_as_the_original_which_leaves_out_by_name(sharing: Sharing) -> None:
-    """Its names are Hugging Face's here, where norms and biases have the same patterns."""
-    model = our_model(replace(TINY, sharing=sharing), TOGETHER).double()
+def test_lamb_steps_a_model_as_the_original_code_which_selects_by_name(sharing: Sharing) -> None:
+    """The original code excludes norms and biases by patterns, which Hugging Face's names match."""
+    model = our_model(replace(TINY, sharing=sharing), JOINT_TASKS).double()
     weights = parameters(model)
     expected = {name: as_array(p) for name, p in weights.items()}
     original = TfLamb(learning_rate=0.02)
@@ -151,7 +151,9 @@ def tf_learning_rate(step: int, init_lr: float, num_train_steps: int, num_warmup
 
 @settings(deadline=None)
 @given(st.integers(1, 200_000), st.data())
-def test_the_linear_schedule_is_the_original_s(num_steps: int, data: st.DataObject) -> None:
+def test_the_linear_schedule_is_that_of_the_original_code(
+    num_steps: int, data: st.DataObject
+) -> None:
     num_warmup = data.draw(st.integers(0, num_steps))
     near = st.integers(max(0, num_warmup - 1), min(num_steps, num_warmup + 1))
     step = data.draw(st.integers(0, num_steps) | near)
@@ -160,40 +162,46 @@ def test_the_linear_schedule_is_the_original_s(num_steps: int, data: st.DataObje
     assert 0.00176 * schedule.factor(step / num_steps) == pytest.approx(expected, abs=1e-12)
 
 
-def test_warm_up_constant_decay() -> None:
-    """By 1 - sqrt, from a rate above 0 on; the default has 3 % and 30 % of the run."""
-    progress = (0.0, 0.05, 0.1, 0.6, 0.7, 1.0)
-    factors = [Schedule(warmup=0.1, decay=0.4).factor(each) for each in progress]
+def test_the_wsd_schedule_warms_up_stays_constant_and_decays() -> None:
+    """The first step has a rate above 0. By default, warm-up takes 3 % and decay 30 % of the run.
+
+    The decay is 1 - sqrt.
+    """
+    schedule = Schedule(warmup=0.1, decay=0.4)
+    factors = [schedule.factor(progress) for progress in (0.0, 0.05, 0.1, 0.6, 0.7, 1.0)]
     assert factors == pytest.approx([0.001, 0.5, 1.0, 1.0, 0.5, 0.0])
-    assert [Schedule().factor(each) for each in (0.015, 0.7, 0.775)] == pytest.approx([0.5, 1, 0.5])
+    factors = [Schedule().factor(progress) for progress in (0.015, 0.7, 0.775)]
+    assert factors == pytest.approx([0.5, 1, 0.5])
     Schedule(warmup=0.5, decay=0.5)
-    Schedule(kind="linear", warmup=0.5, decay=0.6)  # which has no such decay
+    Schedule(kind="linear", warmup=0.5, decay=0.6)  # ignores `decay`
     with pytest.raises(OptimizerError, match="whose sum is at most 1"):
         Schedule(warmup=0.5, decay=0.51)
 
 
 def peak_rates(optimizers: Optimizers) -> dict[int, float]:
-    """By the identity of the parameter; no parameter has two."""
+    """Return the rate of each parameter by its `id`, after checking that no parameter has two."""
     groups = [group for part in optimizers.parts for group in part.param_groups]
     rates = [(id(p), group["peak_lr"]) for group in groups for p in group["params"]]
     assert len(rates) == len(dict(rates))
     return dict(rates)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_layers_matrices_the_rest_and_pooled_heads_have_rates_of_their_own(
-    model: AlbertForTasks, name: OptimizerName
+@pytest.mark.parametrize("optimizer", NAMES)
+def test_layer_matrices_pooled_heads_and_other_parameters_have_separate_rates(
+    model: AlbertForTasks, optimizer: OptimizerName
 ) -> None:
-    optimizer_settings = OptimizerSettings(optimizer=name, lr=2.0, adamw_lr=1.0, pooled_factor=0.25)
+    optimizer_settings = OptimizerSettings(
+        optimizer=optimizer, lr=2.0, adamw_lr=1.0, pooled_factor=0.25
+    )
     rates = peak_rates(build_optimizers(model, optimizer_settings))
-    rest = 1.0 if name == "muon" else 2.0
-    for each, parameter in model.named_parameters():
-        if each.startswith("albert.encoder") and parameter.ndim == 2:
-            assert rates[id(parameter)] == 2.0, each
-        elif each.startswith(("pooler", "heads.sentence-order")):
-            assert rates[id(parameter)] == rest / 4, each
+    other_rate = 1.0 if optimizer == "muon" else 2.0
+    for name, parameter in model.named_parameters():
+        if name.startswith("albert.encoder") and parameter.ndim == 2:
+            assert rates[id(parameter)] == 2.0, name
+        elif name.startswith(("pooler", "heads.sentence-order")):
+            assert rates[id(parameter)] == other_rate / 4, name
         else:
-            assert rates[id(parameter)] == rest, each
+            assert rates[id(parameter)] == other_rate, name
 
 
 def set_gradients(model: nn.Module, step: int) -> None:
@@ -202,12 +210,12 @@ def set_gradients(model: nn.Module, step: int) -> None:
         p.grad = torch.randn(p.shape, generator=generator)
 
 
-def test_adamw_steps_as_torch_s_own(model: AlbertForTasks) -> None:
-    """Over the whole model; the rate is a third of the peak, norms and biases do not decay."""
-    other = our_model(TINY, ("fill-mask", "sentence-order"))
-    groups = [
-        [p for p in other.parameters() if (p.ndim == 2) == decays] for decays in (True, False)
-    ]
+def test_adamw_steps_as_plain_adamw_without_decay_of_norms_and_biases(
+    model: AlbertForTasks,
+) -> None:
+    """The rate is a third of the peak rate."""
+    copy = our_model(TINY, ("fill-mask", "sentence-order"))
+    groups = [[p for p in copy.parameters() if (p.ndim == 2) == decays] for decays in (True, False)]
     plain = torch.optim.AdamW(
         [{"params": groups[0], "weight_decay": 0.2}, {"params": groups[1], "weight_decay": 0.0}],
         lr=0.01,
@@ -215,44 +223,43 @@ def test_adamw_steps_as_torch_s_own(model: AlbertForTasks) -> None:
         eps=1e-6,
         foreach=False,
     )
-    optimizer_settings = OptimizerSettings(
-        optimizer="adamw", lr=0.03, pooled_factor=1.0, weight_decay=0.2
+    ours = build_optimizers(
+        model, OptimizerSettings(optimizer="adamw", lr=0.03, pooled_factor=1.0, weight_decay=0.2)
     )
-    ours = build_optimizers(model, optimizer_settings)
     for step in range(5):
         set_gradients(model, step)
-        set_gradients(other, step)
+        set_gradients(copy, step)
         ours.step(1 / 3)
         plain.step()
-    for (name, weight), expected in zip(model.named_parameters(), other.parameters(), strict=True):
+    for (name, weight), expected in zip(model.named_parameters(), copy.parameters(), strict=True):
         torch.testing.assert_close(weight, expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_state_that_comes_back_steps_the_same(name: OptimizerName) -> None:
-    """Through a file, to the bit, and whatever settings the optimizers were built with."""
+@pytest.mark.parametrize("optimizer", NAMES)
+def test_a_restored_state_gives_identical_steps(optimizer: OptimizerName) -> None:
+    """The state includes the learning rates: those of the new optimizers are replaced."""
     weights: list[dict[str, Tensor]] = []
     for is_interrupted in (False, True):
         model = our_model(TINY, ("sentence-order",))
-        optimizers = build_optimizers(model, OptimizerSettings(optimizer=name, lr=0.02))
+        optimizers = build_optimizers(model, OptimizerSettings(optimizer=optimizer, lr=0.02))
         for step in range(4):
             if is_interrupted and step == 2:
                 file = io.BytesIO()
                 torch.save(optimizers.state_dict(), file)
                 file.seek(0)
-                fresh = our_model(TINY, ("sentence-order",), seed=5)
-                fresh.load_state_dict(model.state_dict())
-                model = fresh
-                optimizers = build_optimizers(model, OptimizerSettings(optimizer=name, lr=0.9))
+                weights_at_stop = model.state_dict()
+                model = our_model(TINY, ("sentence-order",), seed=5)
+                model.load_state_dict(weights_at_stop)
+                optimizers = build_optimizers(model, OptimizerSettings(optimizer=optimizer, lr=0.9))
                 optimizers.load_state_dict(torch.load(file, weights_only=True))
             set_gradients(model, step)
             optimizers.step(1 / (step + 1))
         weights.append(model.state_dict())
-    for key, weight in weights[0].items():
-        assert torch.equal(weight, weights[1][key]), key
+    for name, weight in weights[0].items():
+        assert torch.equal(weight, weights[1][name]), name
 
 
-# Square, wide, tall, and of a single row and column.
+# Square, wide and tall matrices, a single row and a single column.
 SHAPES: Final = [(24, 24), (24, 40), (40, 24), (1, 7), (7, 1)]
 
 
@@ -260,9 +267,9 @@ def make_matrices() -> list[nn.Parameter]:
     return [nn.Parameter(normal(shape, seed).float()) for seed, shape in enumerate(SHAPES)]
 
 
-def train(optimizer: Optimizer, steps: Sequence[int]) -> None:
-    """The steps of these numbers; sizes of gradients and rates differ from step to step."""
-    for step in steps:
+def train(optimizer: Optimizer) -> None:
+    """Train five steps with different rates and sizes of the gradients."""
+    for step in range(5):
         for group in optimizer.param_groups:
             group["lr"] = 0.02 / (step + 1)
             for number, parameter in enumerate(group["params"]):
@@ -275,16 +282,18 @@ def train(optimizer: Optimizer, steps: Sequence[int]) -> None:
     ("has_bf16", "rounding"),
     [pytest.param(True, 2**-8, id="bf16"), pytest.param(False, 0.03, id="fp32")],
 )
-def test_muon_steps_as_torch_s_own(
+def test_muon_steps_as_muon_of_torch(
     has_bf16: bool, rounding: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Up to a rounding of the way; in fp32 up to the several that torch's bf16 adds up."""
+    """In bf16, the total change differs by one rounding at most.
+
+    In fp32, it differs by more, because torch's Muon computes in bf16 and its rounding adds up.
+    """
     pretend_bf16(monkeypatch, has_bf16)
-    first, mine, theirs = make_matrices(), make_matrices(), make_matrices()
-    train(Muon(mine, lr=0.02, weight_decay=0.3), range(5))
+    initial, our_matrices, torch_matrices = make_matrices(), make_matrices(), make_matrices()
+    train(Muon(our_matrices, lr=0.02, weight_decay=0.3))
     train(
-        torch.optim.Muon(theirs, lr=0.02, weight_decay=0.3, adjust_lr_fn="match_rms_adamw"),
-        range(5),
+        torch.optim.Muon(torch_matrices, lr=0.02, weight_decay=0.3, adjust_lr_fn="match_rms_adamw")
     )
-    for start, one, other in zip(first, mine, theirs, strict=True):
-        assert (one - other).norm() < rounding * (other - start).norm(), one.shape
+    for start, ours, expected in zip(initial, our_matrices, torch_matrices, strict=True):
+        assert (ours - expected).norm() < rounding * (expected - start).norm(), ours.shape
