@@ -121,7 +121,7 @@ def homogeneity(*counts: Ids) -> float:
     return float(sum(((o - e) ** 2 / e).sum() for o, e in zip(counts, expected, strict=True)))
 
 
-def test_chosen_tokens_are_80_percent_masked_10_percent_random_and_10_percent_unchanged() -> None:
+def test_80_percent_of_chosen_tokens_are_masked_10_random_10_unchanged() -> None:
     ids = np.array([2, *[11] * 120, 3], np.int64)
     masking, rng = NgramMasking(word_starts=STARTS), np.random.default_rng(0)
     results = [masking(ids, rng) for _ in range(500)]
@@ -166,10 +166,11 @@ def test_the_original_rule_decides_whether_a_piece_starts_a_word(
     In addition, letters of languages that write spaces continue a word.
     """
     pieces = [*SPECIAL_TOKENS, piece, *others]
-    if "##ing" in pieces:
-        model = WordPiece({name: index for index, name in enumerate(pieces)}, unk_token="<unk>")
-    else:
-        model = Unigram([(name, -1.0) for name in pieces], 1, False)
+    model = (
+        WordPiece({name: index for index, name in enumerate(pieces)}, unk_token="<unk>")
+        if "##ing" in pieces
+        else Unigram([(name, -1.0) for name in pieces], 1, False)
+    )
     vocabulary = Tokenizer(model)
     vocabulary.add_special_tokens(list(SPECIAL_TOKENS))
     assert word_starts(AlbertTokenizer(vocabulary))[pieces.index(piece)] == starts

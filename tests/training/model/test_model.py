@@ -56,7 +56,7 @@ def assert_close_to_scale(
 def test_logits_and_gradients_are_those_of_transformers(
     config: AlbertConfig, class_name: str
 ) -> None:
-    """The gradients are those of training mode, where attention on a CPU is two plain products."""
+    """In training mode, which gives the gradients, attention on a CPU is two plain products."""
     ours, theirs = copies(config, class_name)
     with torch.no_grad():
         assert_close(our_logits(ours, ragged()), hf_logits(theirs, ragged()))
@@ -236,7 +236,7 @@ def test_hidden_states_of_selected_positions_are_rows_of_all_hidden_states(
         hidden = model(batch, positions) if selects else model(batch).flatten(0, 1)[positions]
         weighted_loss(hidden).backward()  # type: ignore[no-untyped-call]
         results.append({**gradients(model), "hidden": hidden.detach()})
-    assert_close_to_scale(*results)
+    assert_close_to_scale(results[0], results[1])
 
 
 @pytest.mark.process
@@ -283,5 +283,5 @@ def test_code_for_the_compiler_computes_the_same_activation(activation: Activati
         hidden = forward(packed_rows()[0])
         weighted_loss(hidden.flatten(0, 1)).backward()  # type: ignore[no-untyped-call]
         results.append({**gradients(model), "hidden": hidden.detach()})
-    assert_close_to_scale(*results, limit=1e-11)
+    assert_close_to_scale(results[0], results[1], limit=1e-11)
     torch._dynamo.reset()
