@@ -1,4 +1,4 @@
-"""Each benchmark gives both sides the same work, and they agree."""
+"""The benchmarks: both sides do the same work, and their outputs agree."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ from training.data.preparation import prepare
 
 SHIPPED = REPOSITORY / "models" / "albert-small-en"
 LENGTH = 48
-TOLERANCES = {"int8": 0.1, "fp16": 0.02}  # fp32: 1e-5
-IN_FP16 = ["transformers-fp16", "ours-fp16"]
+TOLERANCES = {"int8": 0.1, "fp16": 0.02, "": 1e-5}
 
 
 @pytest.mark.parametrize(
-    ("device", "others"),
+    ("device", "contestants"),
     [
         ("cpu", ["pipeline-1", "ours-fp32", "ours-int8", "score-int8", "openvino-fp32"]),
-        pytest.param("cuda", [*IN_FP16, "transformers-fp16-compiled"], marks=pytest.mark.gpu),
+        pytest.param(
+            "cuda",
+            ["transformers-fp16", "ours-fp16", "transformers-fp16-compiled"],
+            marks=pytest.mark.gpu,
+        ),
     ],
 )
-def test_contestants_are_measured_in_turns_and_agree(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str, others: list[str]
+def test_contestants_are_measured_in_turns_and_their_outputs_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str, contestants: list[str]
 ) -> None:
     words = ["--num-texts", "6", "--rounds", "2", "--turn", "0.01", "--threads", "1"]
-    words += ["--preset", "small", "--contestants", "transformers-fp32", *others]
+    words += ["--preset", "small", "--contestants", "transformers-fp32", *contestants]
     words += ["--shapes", "1x8", "--device", device, "--output", str(tmp_path)]
     assert run_engine(words) == 0
     content = json.loads((tmp_path / "results.json").read_text())
     results = {result["contestant"]["name"]: result for result in content["results"]}
-    no_openvino = "openvino-fp32" in others and find_spec("openvino") is None
-    assert len(results) == 1 + len(others) - no_openvino
+    lacks_openvino = "openvino-fp32" in contestants and find_spec("openvino") is None
+    assert len(results) == 1 + len(contestants) - lacks_openvino
     for name, result in results.items():
         assert not result["failure"]
-        cases = {
-            {"shapes": "1x8", "texts": "texts"}[kind] for kind in result["contestant"]["kinds"]
-        }
-        assert {case: len(turns) for case, turns in result["turns"].items()} == dict.fromkeys(
-            cases, 2
-        )
-        tolerance = next((value for kind, value in TOLERANCES.items() if kind in name), 1e-5)
+        cases = [kind.replace("shapes", "1x8") for kind in result["contestant"]["kinds"]]
+        num_turns = {case: len(turns) for case, turns in result["turns"].items()}
+        assert num_turns == dict.fromkeys(cases, 2)
+        tolerance = next(value for precision, value in TOLERANCES.items() if precision in name)
         for case, (turn, *_) in result["turns"].items():
             expected = results["transformers fp32"]["turns"][case][0]["outputs"]
             np.testing.assert_allclose(turn["outputs"], expected, atol=tolerance)
@@ -74,7 +74,7 @@ def test_ratios_compare_turns_of_the_same_round() -> None:
     assert ratios(rates(1.0, 4.0, 1.0), rates(2.0, 20.0, 4.0)) == [2, 5, 4]
 
 
-def test_both_services_are_measured_and_answer_alike(
+def test_both_services_are_measured_and_their_answers_agree(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--preset", "small", "--num-requests", "12", "--levels", "2", "--precisions", "fp32"]
@@ -94,7 +94,7 @@ def test_both_services_are_measured_and_answer_alike(
     assert float(row.split(" | ")[5]) < 1e-5
 
 
-def test_transformers_pretrains_on_the_tokens_masks_and_labels_of_ours(tmp_path: Path) -> None:
+def test_both_sides_pretrain_on_the_same_tokens_masks_and_labels(tmp_path: Path) -> None:
     shards = prepare([WIKI], SHIPPED / "tokenizer.json", tmp_path / "shards")
     rows = make_examples(shards, SHIPPED, length=LENGTH, num_examples=60)
     plan = Plan(shards=shards, settings=ExampleSettings(length=LENGTH), seed=0)
@@ -113,7 +113,7 @@ def test_transformers_pretrains_on_the_tokens_masks_and_labels_of_ours(tmp_path:
         assert padded["sentence_order_label"][0] == batch.labels[0]
 
 
-def test_both_sides_train_and_are_compared(tmp_path: Path) -> None:
+def test_both_sides_train_and_are_in_the_table(tmp_path: Path) -> None:
     words = ["--no-compile", "--rounds", "1", "--turn", "1s", "--threads", "1", "--device", "cpu"]
     words += ["--shapes", "small", "--length", "32", "--batch-tokens", "128"]
     assert run_training([*words, "--output", str(tmp_path)]) == 0

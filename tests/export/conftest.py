@@ -1,4 +1,4 @@
-"""A tiny checkpoint of four tasks, and a small one with a vocabulary of real pieces."""
+"""A tiny checkpoint with four heads, and a small one whose vocabulary was trained on text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.export.exporting import ALL_TASKS, TINY, randomize, write_checkpoint
-from tests.training.support import WIKI
+from tests.export.checkpoints import ALL_TASKS, TINY, write_checkpoint
+from tests.training.support import WIKI, randomize
 from training.data.corpus import read_documents
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks, head_sizes
@@ -26,14 +25,13 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def real_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights, 600 pieces, 64 positions. Copy it before changing it."""
-    torch.manual_seed(0)
+    """A checkpoint with random weights, 600 pieces and 64 positions. Copy it to change it."""
     vocab = tmp_path_factory.mktemp("vocab")
     spiece = train_vocab(read_documents([WIKI]), vocab, vocab_size=600)
     build_tokenizer(spiece).save(str(vocab / "tokenizer.json"))
     config = replace(TINY, vocab_size=600, max_positions=64)
     model = AlbertForTasks(config, head_sizes(config, ALL_TASKS))
-    randomize(model)
+    randomize(model, seed=0)
     folder = tmp_path_factory.mktemp("real") / "checkpoint"
     labels = {"id2label": {"0": "negative", "1": "positive"}}
     save_checkpoint(model.eval(), folder, tokenizer_from=vocab, extra_config=labels)

@@ -1,4 +1,4 @@
-"""A bundle: its files, manifest and card, what it replaces, and what cannot be exported."""
+"""Bundles: their files, manifest and card, replacing a bundle, and the errors of an export."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from export.card import model_card
 from export.config import ExportError
 from export.job import read_examples
 from export.source import read_source, with_threshold
-from tests.export.exporting import (
+from tests.export.checkpoints import (
     ALL_TASKS,
     TINY,
     change_config,
-    export_bundle,
     write_checkpoint,
     write_tokenizer,
 )
+from tests.export.exporting import export_bundle
 from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD as KEY
 
 pytestmark = pytest.mark.process
 
 Change = Callable[[Path], Any]
-TEXTS: Final = "text-classification"
+CLASSIFIER: Final = "text-classification"
 FFN: Final = "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn.weight"
 
 
@@ -99,8 +99,8 @@ def test_only_a_bundle_is_replaced_and_only_on_request(checkpoint: Path, target:
     assert (checkpoint / "model.safetensors").exists()
 
 
-def test_the_threshold_of_no_answer_is_the_first_of_four(checkpoint: Path, target: Path) -> None:
-    """The option, --evaluation, the bundle that is exported again, the checkpoint's evaluation."""
+def test_the_no_answer_threshold_has_four_sources_in_order(checkpoint: Path, target: Path) -> None:
+    """The order is: the option, --evaluation, the exported bundle, the checkpoint's evaluation."""
 
     def threshold(source: Any, *values: Any) -> float | None:
         head: HeadEntry = with_threshold(source, *values).heads["question-answering"]
@@ -117,23 +117,24 @@ def test_the_threshold_of_no_answer_is_the_first_of_four(checkpoint: Path, targe
     assert threshold(source, 2.5, {KEY: -1.0}) == 2.5
 
 
-def test_a_bundle_that_is_exported_again_keeps_its_temperatures_and_examples(
+def test_exporting_a_bundle_again_preserves_its_temperatures_and_examples(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "examples.json").write_text(
         json.dumps({"fill-mask": [{"inputs": "a [MASK]", "label": "One", "expected": ["b"]}]})
     )
-    first = export_bundle(checkpoint, tmp_path / "fp32", examples=tmp_path / "examples.json").bundle
-    assert first.manifest.examples == {"fill-mask": [TaskExample(inputs="a [MASK]", label="One")]}
-    manifest = first.folder / "manifest.json"
-    content = json.loads(manifest.read_text())
-    content["heads"][TEXTS]["temperature"] = 1.75
-    manifest.write_text(json.dumps(content))
+    fp32 = export_bundle(checkpoint, tmp_path / "fp32", examples=tmp_path / "examples.json").bundle
+    examples = {"fill-mask": [TaskExample(inputs="a [MASK]", label="One")]}
+    assert fp32.manifest.examples == examples
+    file = fp32.folder / "manifest.json"
+    content = json.loads(file.read_text())
+    content["heads"][CLASSIFIER]["temperature"] = 1.75
+    file.write_text(json.dumps(content))
 
-    again = export_bundle(first.folder, tmp_path / "int8", precision="int8").bundle.manifest
+    manifest = export_bundle(fp32.folder, tmp_path / "int8", precision="int8").bundle.manifest
 
-    assert again.heads[TEXTS].temperature == 1.75
-    assert again.examples == first.manifest.examples
+    assert manifest.heads[CLASSIFIER].temperature == 1.75
+    assert manifest.examples == examples
 
 
 def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
     entry = HeadEntry(graph="a.onnx", num_outputs=2, labels=["a", "b"], quality=quality)
     manifest = Manifest(
         config=TINY.to_hf(),
-        heads={TEXTS: entry},
+        heads={CLASSIFIER: entry},
         files={"model.safetensors": FileEntry(size=1, sha256="0" * 64)},
         evaluation=evaluation,
     )
@@ -161,7 +162,7 @@ def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
         for result in card.data.eval_results
     ]
     assert results == [
-        (TEXTS, "RTE", "accuracy", 0.7123),
+        (CLASSIFIER, "RTE", "accuracy", 0.7123),
         ("question-answering", "held-out data", "f1", 88.5),
         ("sentence-similarity", "held-out data", "spearman", 0.6254),
         ("sentence-similarity", "held-out data", "mrr_at_10", 0.5),
@@ -169,8 +170,8 @@ def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
     assert "| accuracy | 71.2000 | 70.8000 | 2,770 |" in card.text
 
 
-def one_weight(value: float) -> Change:
-    """Change one weight of a checkpoint."""
+def set_ffn_weight(value: float) -> Change:
+    """Return a change that sets one weight of the feed-forward part, and the others to zero."""
 
     def change(folder: Path) -> None:
         matrix = torch.zeros(TINY.ffn_size, TINY.hidden_size)
@@ -181,18 +182,18 @@ def one_weight(value: float) -> Change:
     return change
 
 
-def only_multiple_choice(folder: Path) -> None:
+def replace_heads_by_multiple_choice(folder: Path) -> None:
     write_checkpoint(folder, tasks=("multiple-choice",))
     change_config(folder, architectures=["AlbertForMultipleChoice"])
 
 
 FP16: Final = ("--precision", "fp16", "--cuda-precision", "fp32")
-REFUSALS: Final[list[tuple[Change | None, tuple[str, ...], str]]] = [
+ERRORS: Final[list[tuple[Change | None, tuple[str, ...], str]]] = [
     (lambda folder: change_config(folder, id2label={"0": "a"}), (), "The classifier has 2 outputs"),
     (lambda folder: change_config(folder, hidden_size=48), (), "the config requires (48, 12)"),
     (lambda folder: os.truncate(folder / "model.safetensors", 5000), (), "5000 bytes"),
-    (one_weight(torch.inf), (), f"{FFN} contain NaN or infinite"),
-    (one_weight(-65505), FP16, "--keep-fp32 ffn"),
+    (set_ffn_weight(torch.inf), (), f"{FFN} contain NaN or infinite"),
+    (set_ffn_weight(-65505), FP16, "--keep-fp32 ffn"),
     (
         lambda folder: (folder / "tokenizer.json").unlink(),
         (),
@@ -203,15 +204,15 @@ REFUSALS: Final[list[tuple[Change | None, tuple[str, ...], str]]] = [
         (),
         "has 51 pieces; the model has embeddings for 50",
     ),
-    (only_multiple_choice, (), "multiple choice is not served"),
+    (replace_heads_by_multiple_choice, (), "multiple choice is not served"),
     (None, ("--max-difference", "1e-12"), "differ from torch by encoder"),
     (None, ("--evaluation", "none.json"), "none.json"),
     (None, ("--quality", "--token-classification", "a.conll"), "token-classification"),
 ]
 
 
-@pytest.mark.parametrize(("change", "options", "message"), REFUSALS)
-def test_what_cannot_be_exported_is_an_error_and_leaves_nothing(
+@pytest.mark.parametrize(("change", "options", "message"), ERRORS)
+def test_a_failed_export_prints_an_error_and_leaves_no_files(
     checkpoint: Path,
     target: Path,
     capsys: pytest.CaptureFixture[str],
@@ -228,10 +229,10 @@ def test_what_cannot_be_exported_is_an_error_and_leaves_nothing(
     assert not target.parent.is_dir() or list(target.parent.iterdir()) == []
 
 
-def test_fp16_stores_its_largest_number_and_a_tokenizer_may_be_smaller(
+def test_the_largest_number_of_fp16_and_a_tokenizer_with_all_pieces_are_exported(
     checkpoint: Path, target: Path
 ) -> None:
-    one_weight(-65504)(checkpoint)
+    set_ffn_weight(-65504)(checkpoint)
     write_tokenizer(checkpoint, num_pieces=50)
     assert main([str(checkpoint), str(target), "--no-quality", *FP16]) == 0
 
@@ -244,7 +245,7 @@ def test_fp16_stores_its_largest_number_and_a_tokenizer_may_be_smaller(
         ({"fill-mask": [{"inputs": ["a"]}]}, r"fill-mask\[0\]: inputs is a list"),
     ],
 )
-def test_an_example_that_the_task_would_reject_is_named(
+def test_the_error_names_the_example_that_the_task_would_reject(
     tmp_path: Path, content: Any, message: str
 ) -> None:
     file = tmp_path / "examples.json"

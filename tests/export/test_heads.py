@@ -1,4 +1,4 @@
-"""The heads of a bundle: classifiers, their data, and the tasks that are exported."""
+"""The heads of a bundle: several classifiers, their data, and the selection of tasks."""
 
 from __future__ import annotations
 
@@ -11,45 +11,33 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from albert_serve.bundle.manifest import (
-    Bundle,
-    Quality,
-    head_name,
-    read_manifest,
-)
+from albert_serve.bundle.manifest import Bundle, Quality, head_name, read_manifest
 from albert_serve.bundle.weights import TaskName
 from albert_serve.client import AlbertClient
 from export.__main__ import main
 from export.config import ExportError
 from export.selection import select_tasks
 from export.source import read_source
-from tests.export.exporting import (
-    ALL_TASKS,
-    change_config,
-    export_bundle,
-    randomize,
-    write_checkpoint,
-)
+from tests.export.checkpoints import ALL_TASKS, change_config, write_checkpoint
+from tests.export.exporting import export_bundle
+from tests.training.support import randomize
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 from training.model.heads import AlbertForTasks, Task
 from training.model.provenance import record_stage
 
 pytestmark = pytest.mark.process
 
-Capture = pytest.CaptureFixture[str]
-TEXTS: Final = "text-classification"
-
-
-# Names that end as weights of the encoder do, whose matrices are stored in lower precision.
-HEADS: Final = (TEXTS, f"{TEXTS}/query", f"{TEXTS}/ffn")
+CLASSIFIER: Final = "text-classification"
+# "query" and "ffn" also end the names of the encoder's weights, which int8 bundles quantize.
+HEADS: Final = (CLASSIFIER, f"{CLASSIFIER}/query", f"{CLASSIFIER}/ffn")
 
 
 @pytest.fixture(scope="module")
 def classifiers(real_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small checkpoint with classifiers of two, three and one outputs, and their labels."""
+    """The small checkpoint with three classifiers, of two, three and one outputs."""
     source = load_checkpoint(real_checkpoint)
     model = AlbertForTasks(source.config, {**source.tasks, HEADS[1]: 3, HEADS[2]: 1})
-    randomize(model)
+    randomize(model, seed=0)
     folder = tmp_path_factory.mktemp("heads") / "checkpoint"
     labels = {
         "id2label": {"0": "negative", "1": "positive"},
@@ -65,11 +53,11 @@ def classifiers_bundle(classifiers: Path, tmp_path_factory: pytest.TempPathFacto
     return export_bundle(classifiers, tmp_path_factory.mktemp("bundles") / "heads").bundle
 
 
-def test_each_classifier_has_a_graph_labels_parity_and_fp32_weights(
+def test_each_classifier_has_a_graph_and_labels_and_parity_and_fp32_weights(
     classifiers: Path, classifiers_bundle: Bundle, tmp_path: Path
 ) -> None:
     manifest = classifiers_bundle.manifest
-    heads = manifest.heads_of(TEXTS)
+    heads = manifest.heads_of(CLASSIFIER)
     assert {head_name(head, entry): entry.labels for head, entry in heads.items()} == {
         "sentiment": ["negative", "positive"],
         "query": ["a", "b", "c"],
@@ -103,56 +91,58 @@ def test_each_classifier_is_measured_on_its_own_data(classifiers: Path, tmp_path
     assert main([*words, "--label-column", "name"]) == 0
 
     heads = read_manifest(target).heads
-    measured = {head: entry.quality for head, entry in heads.items() if entry.quality}
-    assert {head: (quality.metric, quality.data) for head, quality in measured.items()} == {
+    qualities = {head: entry.quality for head, entry in heads.items() if entry.quality}
+    assert {head: (quality.metric, quality.data) for head, quality in qualities.items()} == {
         HEADS[0]: ("accuracy", ["dev.tsv"]),
         HEADS[1]: ("accuracy", ["three.csv"]),
     }
 
 
 def test_a_manifest_of_version_2_is_read(classifiers_bundle: Bundle, tmp_path: Path) -> None:
-    """The entry of the default classifier contains the other classifiers."""
+    """In version 2, the entry of the default classifier contains the other classifiers."""
     shutil.copytree(classifiers_bundle.folder, tmp_path / "bundle")
     file = tmp_path / "bundle/manifest.json"
     content = json.loads(file.read_text()) | {"format_version": 2}
     content["tasks"] = heads = content.pop("heads")
-    named = {name: heads.pop(f"{TEXTS}/{name}") for name in ("query", "ffn")}
-    heads[TEXTS] |= {"head": heads[TEXTS].pop("name"), "heads": named}
+    additional = {name: heads.pop(f"{CLASSIFIER}/{name}") for name in ("query", "ffn")}
+    heads[CLASSIFIER] |= {"head": heads[CLASSIFIER].pop("name"), "heads": additional}
     quality = Quality(metric="F1", torch=90.5, bundle=90.0, count=200)
-    content["quality"] = {TEXTS: quality.model_dump()}
+    content["quality"] = {CLASSIFIER: quality.model_dump()}
     file.write_text(json.dumps(content))
-    read = Bundle.open(tmp_path / "bundle").manifest.heads
-    assert read[TEXTS].quality == quality
-    read[TEXTS] = classifiers_bundle.manifest.heads[TEXTS]
-    assert read == classifiers_bundle.manifest.heads
+    converted = Bundle.open(tmp_path / "bundle").manifest.heads
+    assert converted[CLASSIFIER].quality == quality
+    converted[CLASSIFIER] = classifiers_bundle.manifest.heads[CLASSIFIER]
+    assert converted == classifiers_bundle.manifest.heads
 
 
-def trained(checkpoint: Path, folder: Path, tasks: list[str], before: float | None = None) -> Path:
-    """Copy the checkpoint; its last run trained these tasks.
+def copy_after_run(
+    checkpoint: Path, folder: Path, tasks: list[str], accuracy_before: float | None = None
+) -> Path:
+    """Copy the checkpoint, with the record of a last run that trained these tasks.
 
     Args:
-        before: accuracy of masked tokens in percent before that run. After it, it is 13.5 %.
+        accuracy_before: accuracy of masked tokens in percent before that run. It is 13.5 % after.
     """
     shutil.copytree(checkpoint, folder)
     stage: dict[str, Any] = {"tasks": tasks}
-    if before is not None:
-        figure = {"metric": "accuracy", "percent": before, "count": 900}
-        stage["before"] = {"fill-mask": figure}
-        figures = {"masked_accuracy": 0.135, "masked_tokens": 900}
-        (folder / "evaluation.json").write_text(json.dumps(figures))
+    if accuracy_before is not None:
+        metric = {"metric": "accuracy", "percent": accuracy_before, "count": 900}
+        stage["before"] = {"fill-mask": metric}
+        evaluation = {"masked_accuracy": 0.135, "masked_tokens": 900}
+        (folder / "evaluation.json").write_text(json.dumps(evaluation))
     record_stage(folder, "albert-serve finetune", stage)
     return folder
 
 
 @pytest.mark.parametrize(
-    ("last", "before", "requested", "expected", "reason"),
+    ("trained", "accuracy_before", "requested", "expected", "reason"),
     [
         (None, None, [], ALL_TASKS, ""),
         (
             ["text-classification/topic"],
             40.0,
             [],
-            [TEXTS],
+            [CLASSIFIER],
             "did not train it: accuracy 40.0 % before it, 13.5 % after it",
         ),
         (["fill-mask"], 15.0, [], ["fill-mask"], ""),  # loses a tenth
@@ -160,18 +150,18 @@ def trained(checkpoint: Path, folder: Path, tasks: list[str], before: float | No
         (["fill-mask"], None, ["sentence-order"], ["sentence-order"], "not among --tasks"),
     ],
 )
-def test_the_tasks_are_those_trained_last_or_requested(
+def test_the_tasks_of_the_last_run_or_the_requested_ones_are_exported(
     real_checkpoint: Path,
     tmp_path: Path,
-    last: list[str] | None,
-    before: float | None,
+    trained: list[str] | None,
+    accuracy_before: float | None,
     requested: list[TaskName],
     expected: list[str],
     reason: str,
 ) -> None:
     folder = real_checkpoint
-    if last is not None:
-        folder = trained(real_checkpoint, tmp_path / "checkpoint", last, before)
+    if trained is not None:
+        folder = copy_after_run(folder, tmp_path / "checkpoint", trained, accuracy_before)
     source, omitted = select_tasks(read_source(folder), requested)
     assert set(source.tasks) == set(expected)
     assert set(omitted) == set(ALL_TASKS) - set(expected)
@@ -180,22 +170,22 @@ def test_the_tasks_are_those_trained_last_or_requested(
         select_tasks(source, ["token-classification"])
 
 
-def test_an_omitted_task_has_no_graph_and_in_int8_no_weights(
+def test_an_int8_bundle_contains_no_graph_and_no_weights_of_an_omitted_task(
     real_checkpoint: Path, tmp_path: Path
 ) -> None:
-    folder = trained(real_checkpoint, tmp_path / "checkpoint", [TEXTS])
+    folder = copy_after_run(real_checkpoint, tmp_path / "checkpoint", [CLASSIFIER])
     exported = export_bundle(folder, tmp_path / "bundle", precision="int8")
-    assert list(exported.bundle.manifest.tasks) == [TEXTS]
-    assert set(exported.omitted) == set(ALL_TASKS) - {TEXTS}
+    assert list(exported.bundle.manifest.tasks) == [CLASSIFIER]
+    assert set(exported.omitted) == set(ALL_TASKS) - {CLASSIFIER}
     assert exported.unused == []
     assert not (tmp_path / "bundle/fill-mask.onnx").exists()
     assert "predictions.bias" not in load_file(exported.bundle.weights_file)
 
 
-def test_a_checkpoint_of_embeddings_alone_answers_them(
-    real_checkpoint: Path, tmp_path: Path, capsys: Capture
+def test_a_run_that_trained_only_embeddings_exports_a_bundle_without_heads(
+    real_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = trained(real_checkpoint, tmp_path / "checkpoint", [])
+    folder = copy_after_run(real_checkpoint, tmp_path / "checkpoint", [])
     assert main([str(folder), str(tmp_path / "bundle")]) == 0
     error = capsys.readouterr().err
     assert "The bundle has no head" in error

@@ -1,10 +1,10 @@
-"""The graphs compute what torch and `transformers` do, over weights that they do not contain."""
+"""The graphs compute the same numbers as torch and `transformers`, from a separate weights file."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
@@ -14,52 +14,23 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 from albert_serve.bundle.manifest import Precision
-from albert_serve.bundle.weights import (
-    read_header,
-)
+from albert_serve.bundle.weights import read_header
 from albert_serve.config import AlbertConfig
 from albert_serve.runtime.engine import Engine
 from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer
 from export.graph import CUDA_VERSION, Compute
 from export.models import build_encoder
-from tests.export.exporting import (
-    ALL_TASKS,
-    TINY,
-    export_bundle,
-    external_tensors,
-    is_real,
-    ragged,
-    randomize,
-    run_encoder,
-    run_head,
-    write_checkpoint,
-    write_tokenizer,
-)
+from tests.export.checkpoints import ALL_TASKS, TINY, write_checkpoint, write_tokenizer
+from tests.export.exporting import export_bundle, external_tensors, run_encoder, run_head
+from tests.training.support import OF_TOKENS, hf_logits, is_real, ragged, randomize
 from training.conversion.weight_files import restore_weights
-from training.model.albert import ModelInputs
 
 pytestmark = pytest.mark.process
 
-
-def hf_logits(model: Any) -> dict[str, Any]:
-    """Return the logits of a model of `transformers` for the ragged batch, by the head's name."""
-    batch = ragged(TINY)
-    ids, types, mask = map(torch.from_numpy, (batch.ids, batch.types, is_real(batch).astype(int)))
-    with torch.inference_mode():
-        outputs = model(input_ids=ids, token_type_ids=types, attention_mask=mask)
-    if "last_hidden_state" in outputs:
-        return {"": outputs.last_hidden_state}
-    if "prediction_logits" in outputs:
-        return {"fill-mask": outputs.prediction_logits, "sentence-order": outputs.sop_logits}
-    if "start_logits" in outputs:
-        logits = torch.stack([outputs.start_logits, outputs.end_logits], dim=-1)
-        return {"question-answering": logits}
-    heads = {
-        "AlbertForMaskedLM": "fill-mask",
-        "AlbertForTokenClassification": "token-classification",
-    }
-    return {heads.get(type(model).__name__, "text-classification"): outputs.logits}
+# Sequences of one token to all positions.
+BATCH: Final = ragged((1, 7, 2, TINY.max_positions))
+REAL: Final = is_real(BATCH).numpy()
 
 
 @pytest.mark.parametrize(
@@ -73,33 +44,39 @@ def hf_logits(model: Any) -> dict[str, Any]:
 )
 def test_logits_are_those_of_transformers(tmp_path: Path, class_name: str, activation: str) -> None:
     checkpoint = tmp_path / "checkpoint"
-    # The head for sentence order of `transformers` has an output for each label, ours has two.
+    # In `transformers`, the head for sentence order has an output for each label. Ours has two.
     labels = ["bad", "middling", "good"][: 2 if "Question" in class_name else 3]
     config = transformers.AlbertConfig(
         **{**TINY.to_hf(), "hidden_act": activation, "id2label": dict(enumerate(labels))}
     )
     model = getattr(transformers, class_name)(config).eval()
-    randomize(model)
+    randomize(model, seed=0)
     model.save_pretrained(checkpoint)
     write_tokenizer(checkpoint)
     tensors = load_file(checkpoint / "model.safetensors")
     if class_name == "AlbertForMaskedLM":  # old versions store the tied matrix twice
-        copy = tensors["albert.embeddings.word_embeddings.weight"]
-        twice = {**tensors, "predictions.decoder.weight": copy}
-        save_file(twice, checkpoint / "model.safetensors", {"format": "pt"})
+        tied_matrix = tensors["albert.embeddings.word_embeddings.weight"]
+        stored = {**tensors, "predictions.decoder.weight": tied_matrix}
+        save_file(stored, checkpoint / "model.safetensors", {"format": "pt"})
 
     exported = export_bundle(checkpoint, tmp_path / "bundle")
 
-    if class_name != "AlbertModel":
-        assert exported.unused == []
-        assert load_file(tmp_path / "bundle/model.safetensors").keys() == tensors.keys()
-    hidden, real = run_encoder(tmp_path / "bundle", ragged(TINY)), is_real(ragged(TINY))
-    for head, expected in hf_logits(model).items():
-        rows = real if expected.ndim == 3 else np.s_[:, 0]
-        got = run_head(tmp_path / "bundle", head, hidden[rows]) if head else hidden[rows]
-        expected = expected.numpy()[rows] if expected.ndim == 3 else expected.numpy()
-        expected = expected[:, :2] if head == "sentence-order" else expected
-        np.testing.assert_allclose(got, expected, atol=1e-5)
+    hidden = run_encoder(tmp_path / "bundle", BATCH)
+    if class_name == "AlbertModel":
+        inputs = {"input_ids": BATCH.ids, "token_type_ids": BATCH.types}
+        with torch.inference_mode():
+            outputs = model(**inputs, attention_mask=is_real(BATCH).long())
+        np.testing.assert_allclose(hidden[REAL], outputs[0].numpy()[REAL], atol=1e-5)
+        return
+    assert exported.unused == []
+    assert load_file(tmp_path / "bundle/model.safetensors").keys() == tensors.keys()
+    with torch.inference_mode():
+        expected_logits = hf_logits(model, BATCH)
+    for task, expected in expected_logits.items():
+        rows = hidden[REAL] if task in OF_TOKENS else hidden[:, 0]
+        logits = run_head(tmp_path / "bundle", task, rows)
+        expected = expected[:, :2] if task == "sentence-order" else expected
+        np.testing.assert_allclose(logits, expected.numpy(), atol=1e-5)
 
 
 def test_an_fp32_bundle_is_a_checkpoint_of_transformers(
@@ -117,8 +94,8 @@ def test_an_fp32_bundle_is_a_checkpoint_of_transformers(
     assert ids == encoded["input_ids"][0].tolist()
     mask = ids.index(tokenizer.mask_token_id)
     masked = EncoderInput(ids=ids, types=[0] * len(ids), task="fill-mask", rows=[mask])
-    (got,) = Engine.open(bundle).run([masked])
-    np.testing.assert_allclose(got[0], logits[mask].numpy(), atol=1e-4)
+    (our_logits,) = Engine.open(bundle).run([masked])
+    np.testing.assert_allclose(our_logits[0], logits[mask].numpy(), atol=1e-4)
 
 
 CONFIGS: Final = {
@@ -131,37 +108,34 @@ CONFIGS: Final = {
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_hidden_states_are_torchs_whatever_the_padding(
+def test_hidden_states_equal_torchs_and_do_not_depend_on_the_padding(
     config: AlbertConfig, tmp_path: Path
 ) -> None:
     model = write_checkpoint(tmp_path / "checkpoint", config, tasks=())
     export_bundle(tmp_path / "checkpoint", tmp_path / "bundle")
-    batch, other = ragged(config), ragged(config, seed=2)
-    real = is_real(batch)
-    ids, types, lengths = map(torch.from_numpy, (batch.ids, batch.types, batch.lengths))
     with torch.inference_mode():
-        expected = model(ModelInputs(ids=ids, types=types, lengths=lengths)).numpy()
+        expected = model(BATCH).numpy()
 
-    got = run_encoder(tmp_path / "bundle", batch)
+    hidden = run_encoder(tmp_path / "bundle", BATCH)
 
-    assert got.shape == expected.shape
-    np.testing.assert_allclose(got[real], expected[real], atol=1e-5)
-    padded = replace(
-        batch,
-        ids=np.where(real, batch.ids, other.ids),
-        types=np.where(real, batch.types, other.types),
+    assert hidden.shape == expected.shape
+    np.testing.assert_allclose(hidden[REAL], expected[REAL], atol=1e-5)
+    real = is_real(BATCH)
+    other_padding = replace(
+        BATCH, ids=torch.where(real, BATCH.ids, 7), types=torch.where(real, BATCH.types, 1)
     )
-    np.testing.assert_array_equal(run_encoder(tmp_path / "bundle", padded)[real], got[real])
+    padded_hidden = run_encoder(tmp_path / "bundle", other_padding)
+    np.testing.assert_array_equal(padded_hidden[REAL], hidden[REAL])
 
 
 @pytest.mark.parametrize(
     ("precision", "compute", "tolerance"),
     [("fp32", "fp16", 0.004), ("fp16", "fp32", 2e-6), ("int8", "fp32", 2e-6)],
 )
-def test_the_version_for_cuda_computes_the_same(
+def test_the_cuda_graph_computes_the_same_hidden_states(
     precision: Precision, compute: Compute, tolerance: float, tmp_path: Path
 ) -> None:
-    """It reads the weights of the bundle; the CPU has its operators, too."""
+    """The graph for CUDA reads the same weights. Its operators also run on the CPU."""
     config = replace(TINY, num_groups=2)
     write_checkpoint(tmp_path / "checkpoint", config, tasks=())
     exported = export_bundle(tmp_path / "checkpoint", tmp_path / "b", precision=precision)
@@ -174,17 +148,13 @@ def test_the_version_for_cuda_computes_the_same(
     restore_weights(folder / "model.safetensors", restored / "model.safetensors")
     plain = build_encoder(config, read_header(restored / "model.safetensors"))
     onnx.save(plain, restored / "encoder.onnx")
-    batch = ragged(config)
-    real = is_real(batch)
-
-    got = run_encoder(folder, batch, graph="c.onnx")
-
-    np.testing.assert_allclose(got[real], run_encoder(restored, batch)[real], atol=tolerance)
+    hidden, expected = run_encoder(folder, BATCH, graph="c.onnx"), run_encoder(restored, BATCH)
+    np.testing.assert_allclose(hidden[REAL], expected[REAL], atol=tolerance)
     assert external_tensors(folder / "c.onnx") == external_tensors(folder / "encoder.onnx")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_the_graphs_refer_to_each_weight_by_its_one_range(
+def test_the_graphs_refer_to_each_weight_by_its_range_in_the_file(
     checkpoint: Path, tmp_path: Path, precision: Precision
 ) -> None:
     folder = export_bundle(checkpoint, tmp_path / "bundle", precision=precision).bundle.folder
@@ -200,7 +170,7 @@ def test_the_graphs_refer_to_each_weight_by_its_one_range(
     ("precision", "compute", "low", "high"),
     [("fp32", "fp16", 2e-4, 0.06), ("int8", "fp32", 0, 1e-5)],
 )
-def test_parity_of_the_graphs_for_cuda_shows_their_rounding(
+def test_parity_of_the_cuda_graphs_shows_their_rounding(
     checkpoint: Path,
     tmp_path: Path,
     precision: Precision,
@@ -215,7 +185,7 @@ def test_parity_of_the_graphs_for_cuda_shows_their_rounding(
     assert parity.keys() == {"encoder", *ALL_TASKS}
     assert all(low < value < high for value in parity.values()), parity
     cuda_graphs = {name for name in bundle.manifest.files if name.endswith(".cuda.onnx")}
-    in_int8 = ("fill-mask", "sentence-order", "text-classification")
-    own = {f"{task}.cuda.onnx" for task in in_int8} if precision == "int8" else set()
-    assert cuda_graphs == {"encoder.cuda.onnx", *own}
+    int8_tasks = ("fill-mask", "sentence-order", "text-classification")
+    head_graphs = {f"{task}.cuda.onnx" for task in int8_tasks} if precision == "int8" else set()
+    assert cuda_graphs == {"encoder.cuda.onnx", *head_graphs}
     assert not (target / ".emulated.onnx").exists()

@@ -1,4 +1,4 @@
-"""Weights in fp16 and int8: which are converted, and that nothing but rounding is lost."""
+"""Weights in fp16 and int8: which are converted, and that only rounding changes them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,10 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import load_file
 
 from albert_serve.bundle.manifest import Bundle, Part, Precision
-from albert_serve.bundle.weights import (
-    SCALE_SUFFIX,
-    SMOOTHING_SUFFIX,
-)
+from albert_serve.bundle.weights import SCALE_SUFFIX, SMOOTHING_SUFFIX
 from export.precision import part_of, quantize
-from tests.export.exporting import (
-    TINY,
-    export_bundle,
-    run_head,
-    write_checkpoint,
-    write_tokenizer,
-)
+from tests.export.checkpoints import TINY, write_checkpoint
+from tests.export.exporting import export_bundle, run_head
 from tests.programs import needs_program
 from training.conversion.weight_files import restore_weights
 from training.model.checkpoint import load_checkpoint, save_checkpoint
@@ -66,7 +58,7 @@ def test_a_quantized_weight_is_within_half_a_step_and_saturates_no_sum(
     assert smallest.min() >= -(2**15)
 
 
-def test_the_scale_is_the_smallest_that_fits_127_steps() -> None:
+def test_the_scale_is_the_smallest_for_127_steps() -> None:
     weight_OI = np.array([[127, -2, 3], [0, 0, 0], [100, 154, -1], [1, 2, -254]], np.float32)
     int8_IO, scale_O = quantize(weight_OI)
     assert scale_O.tolist() == [1, 0, 2, 2]
@@ -81,7 +73,6 @@ def wide_checkpoint(tmp_path: Path) -> Path:
         model.get_parameter("albert.encoder.ffns.0.up.bias")[0] = 50.0
         model.get_parameter("albert.encoder.ffns.0.down.weight")[:, 0] /= 50.0
     save_checkpoint(model, tmp_path / "checkpoint")
-    write_tokenizer(tmp_path / "checkpoint")
     return tmp_path / "checkpoint"
 
 
@@ -124,10 +115,8 @@ def test_a_lower_precision_rounds_only_the_matrices_of_its_parts(
             assert (np.abs(restored[name] - original) <= half_step).all(), name
 
 
-def test_a_product_in_int8_rounds_nothing_but_its_inputs(
-    wide_checkpoint: Path, tmp_path: Path
-) -> None:
-    """Each row has its own scale; inputs of whole steps give torch's logits."""
+def test_a_product_in_int8_rounds_only_its_inputs(wide_checkpoint: Path, tmp_path: Path) -> None:
+    """Inputs that are multiples of their row's scale give the logits of torch."""
     bundle = export_bundle(wide_checkpoint, tmp_path / "bundle", precision="int8").bundle
     restore_weights(bundle.weights_file, tmp_path / "model.safetensors")
     shutil.copy(wide_checkpoint / "config.json", tmp_path)
@@ -140,8 +129,8 @@ def test_a_product_in_int8_rounds_nothing_but_its_inputs(
     rows_RI = (steps_RI * scale_R1 / factors_I).astype(np.float32)
     with torch.inference_mode():
         expected = load_checkpoint(tmp_path).logits("sentence-order", torch.from_numpy(rows_RI))
-    got = run_head(bundle.folder, "sentence-order", rows_RI)
-    np.testing.assert_allclose(got, expected.numpy(), atol=1e-5)
+    logits = run_head(bundle.folder, "sentence-order", rows_RI)
+    np.testing.assert_allclose(logits, expected.numpy(), atol=1e-5)
 
 
 _MULTIPLY: Final = """
@@ -154,15 +143,14 @@ session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProv
 sums = [session.run(None, {"x": x_RI[:num_rows]})[0] for num_rows in (1, 3, 33)]
 np.savez(sys.argv[2], x=x_RI, sums=np.concatenate(sums))
 """
-needs_emulation: Final = pytest.mark.skipif(
-    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="emulates an x86-64 CPU"
-)
 
 
 @pytest.mark.extended
-@needs_emulation
-def test_int8_is_as_exact_on_a_cpu_without_vnni(tmp_path: Path) -> None:
-    """The emulated CPU has AVX2, and neither AVX-512 nor VNNI."""
+@pytest.mark.skipif(
+    (sys.platform, platform.machine()) != ("linux", "x86_64"), reason="emulates an x86-64 CPU"
+)
+def test_int8_products_are_exact_on_a_cpu_without_vnni(tmp_path: Path) -> None:
+    """The emulated CPU has AVX2, but not AVX-512 or VNNI."""
     qemu = needs_program("qemu-x86_64", package="qemu-user")
     int8_IO, _ = quantize(np.random.default_rng(0).normal(size=(64, 96)).astype(np.float32))
     onnx.save(integer_product(int8_IO), tmp_path / "product.onnx")
@@ -175,7 +163,7 @@ def test_int8_is_as_exact_on_a_cpu_without_vnni(tmp_path: Path) -> None:
 
 
 def integer_product(int8_IO: np.ndarray) -> onnx.ModelProto:
-    """(x - 128) (R, I) as uint8 times these weights, in integers, by the kernels of the bundle."""
+    """Return a graph that multiplies x - 128 (R, I), with x in uint8, by the weights in int8."""
     num_in, num_out = int8_IO.shape
     graph = helper.make_graph(
         [helper.make_node("MatMulInteger", ["x", "weight", "zero"], ["sums"])],

@@ -1,4 +1,4 @@
-"""A bundle that differs too much from torch is rejected: graphs, metrics and probabilities."""
+"""Bundles whose hidden states, metrics or probabilities differ too much from torch's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from export.quality import Comparison, MeasuredQuality, check_quality, compare
 from export.source import Source, read_source, with_threshold
 from export.verify import check_parity
 from export.verify import measure_parity as measure_cpu_parity
-from tests.export.exporting import export_bundle, write_checkpoint
+from tests.export.checkpoints import write_checkpoint
+from tests.export.exporting import export_bundle
 from tests.training.support import SQUAD, read_labelled
 from training.model.checkpoint import load_checkpoint
 from training.tasks.classification.files import labelled_examples
@@ -39,7 +40,7 @@ from training.tasks.question_answering.metrics import answer_questions, question
 
 pytestmark = pytest.mark.process
 
-TEXTS: Final = "text-classification"
+CLASSIFIER: Final = "text-classification"
 DEFAULTS: Final = ExportConfig(checkpoint="", bundle="")
 Capture = pytest.CaptureFixture[str]
 
@@ -61,7 +62,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("pooler.dense.bias", "sentence-order"),
     ],
 )
-def test_one_weight_that_differs_is_found(
+def test_a_graph_with_a_wrong_weight_is_rejected(
     tiny: Path, tmp_path: Path, weight: str, graph: str
 ) -> None:
     model = write_checkpoint(tmp_path)
@@ -86,8 +87,8 @@ def test_the_default_limits_of_parity_are_those_documented(
     def check(on_cpu: float, on_cuda: float) -> None:
         monkeypatch.setattr("export.bundle.measure_cpu_parity", lambda *_: {"encoder": on_cpu})
         monkeypatch.setattr("export.bundle.measure_cuda_parity", lambda *_: {"encoder": on_cuda})
-        measured = measure_parity(source, tiny / "bundle", model, config)
-        assert measured == ({"encoder": on_cpu}, {"encoder": on_cuda})
+        parity = measure_parity(source, tiny / "bundle", model, config)
+        assert parity == ({"encoder": on_cpu}, {"encoder": on_cuda})
 
     check(1e-4, limit)
     for values, option in (
@@ -101,7 +102,7 @@ def test_the_default_limits_of_parity_are_those_documented(
 
 
 class FixedLogits:
-    """A runner that returns chosen logits and keeps its inputs."""
+    """A runner that returns chosen logits and records its inputs."""
 
     max_batch_tokens = 100
 
@@ -135,7 +136,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_in_fp32_all_labelled_data_has_the_metrics_of_evaluate(
+def test_the_metrics_of_an_fp32_bundle_equal_those_of_evaluate(
     source: Source, tokenizer: AlbertTokenizer, labelled: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     source = with_threshold(source, 1e4)
@@ -144,28 +145,28 @@ def test_in_fp32_all_labelled_data_has_the_metrics_of_evaluate(
     model = load_checkpoint(source.folder)
 
     data = read_labelled_data(config, source)
-    compared = compare(source, tokenizer, TorchEngine(model), Engine.open(bundle), data)
+    comparison = compare(source, tokenizer, TorchEngine(model), Engine.open(bundle), data)
 
-    assert compared.quality.keys() == {TEXTS, "question-answering"}
-    assert all(quality.cost == pytest.approx(0) for quality in compared.quality.values())
-    check_quality(compared, 0.0)
-    texts, _ = read_labelled([labelled], source.heads[TEXTS].labels)
-    predicted = classify(TorchEngine(model), tokenizer, texts, ["a", "b"], length=64).figures()
-    quality = compared.quality[TEXTS]
-    assert quality.torch == pytest.approx(100 * predicted["text_classification_accuracy"])
+    assert comparison.quality.keys() == {CLASSIFIER, "question-answering"}
+    assert all(quality.cost == pytest.approx(0) for quality in comparison.quality.values())
+    check_quality(comparison, 0.0)
+    texts, _ = read_labelled([labelled], source.heads[CLASSIFIER].labels)
+    metrics = classify(TorchEngine(model), tokenizer, texts, ["a", "b"], length=64).figures()
+    quality = comparison.quality[CLASSIFIER]
+    assert quality.torch == pytest.approx(100 * metrics["text_classification_accuracy"])
     assert (quality.count, quality.data) == (40, ["dev.tsv"])
     assert "1 of 40 texts are truncated." in capsys.readouterr().err
-    figures = question_metrics(answer_questions(model, tokenizer, read_squad([SQUAD])), 1e4)
-    f1 = compared.quality["question-answering"].torch
-    assert f1 == pytest.approx(figures["question_answering_f1"])
+    metrics = question_metrics(answer_questions(model, tokenizer, read_squad([SQUAD])), 1e4)
+    f1 = comparison.quality["question-answering"].torch
+    assert f1 == pytest.approx(metrics["question_answering_f1"])
     assert f1 > 0
 
 
-def test_each_wrong_answer_costs_its_share(
+def test_the_cost_counts_the_answers_that_become_worse_and_better(
     source: Source, tokenizer: AlbertTokenizer, labelled: Path
 ) -> None:
     data = read_labelled_data(replace(DEFAULTS, text_classification=(labelled,)), source)
-    texts, _ = read_labelled([labelled], source.heads[TEXTS].labels)
+    texts, _ = read_labelled([labelled], source.heads[CLASSIFIER].labels)
     examples, _ = labelled_examples(texts, tokenizer, length=64, truncation=True)
     ids = [example.ids for example in examples]
 
@@ -173,24 +174,23 @@ def test_each_wrong_answer_costs_its_share(
         index = ids.index(encoded.ids)
         return np.eye(2, dtype=np.float32)[[(index % 3 % 2 + (index in wrong)) % 2]]
 
-    alone = replace(source, heads={TEXTS: source.heads[TEXTS]})
-    in_torch, in_bundle = (
+    classifier = replace(source, heads={CLASSIFIER: source.heads[CLASSIFIER]})
+    torch_runner, bundle_runner = (
         FixedLogits(partial(answer, wrong=wrong)) for wrong in (range(2), range(1, 8))
     )
-    result = compare(alone, tokenizer, in_torch, in_bundle, data).measurements[TEXTS]
+    comparison = compare(classifier, tokenizer, torch_runner, bundle_runner, data)
+    result = comparison.measurements[CLASSIFIER]
     assert result.quality.torch == 95
     assert result.quality.cost == pytest.approx(100 * 5 / 40)
     assert (result.num_worse, result.num_better) == (6, 1)
 
 
-def test_scores_of_a_regression_are_measured_by_pearsons_correlation(
-    source: Source, tmp_path: Path
-) -> None:
+def test_a_regression_is_measured_by_pearsons_correlation(source: Source, tmp_path: Path) -> None:
     file = tmp_path / "dev.csv"
     file.write_text("text,label\na,1\na a,2\na a a,4\n")
     entry = HeadEntry(graph="a.onnx", num_outputs=1, labels=["score"], problem_type="regression")
     config = replace(DEFAULTS, text_classification=(file,))
-    data = read_labelled_data(config, replace(source, heads={TEXTS: entry}))[TEXTS]
+    data = read_labelled_data(config, replace(source, heads={CLASSIFIER: entry}))[CLASSIFIER]
     by_length = {3: 0.0, 4: 3.0, 5: 9.0}  # [CLS], the words and [SEP]
     scored = data.measure(
         FixedLogits(lambda item: np.array([[by_length[len(item.ids)]]], np.float32))
@@ -200,7 +200,7 @@ def test_scores_of_a_regression_are_measured_by_pearsons_correlation(
     assert list(scored.scores) == pytest.approx([-1, -1, -5])
 
 
-def test_entities_are_scored_by_f1_and_by_those_missing_or_wrong(
+def test_entities_are_measured_by_f1_and_scored_by_missing_and_wrong_ones(
     source: Source, tmp_path: Path
 ) -> None:
     file = tmp_path / "test.conll"
@@ -209,46 +209,46 @@ def test_entities_are_scored_by_f1_and_by_those_missing_or_wrong(
     config = replace(DEFAULTS, token_classification=(file,))
     source = replace(source, heads={"token-classification": entry})
     data = read_labelled_data(config, source)["token-classification"]
-    each_word = np.eye(3, dtype=np.float32)[1]
+    person = np.eye(3, dtype=np.float32)[1]
     scored = data.measure(
-        FixedLogits(lambda item: np.tile(each_word, (len(item.rows or item.ids), 1)))
+        FixedLogits(lambda item: np.tile(person, (len(item.rows or item.ids), 1)))
     )
     assert scored.percent == pytest.approx(100 * 2 / 7)
     assert list(scored.scores) == [-4, -1]
 
 
 @pytest.mark.parametrize(
-    ("problem", "in_torch", "in_bundle"),
+    ("problem", "torch_logits", "bundle_logits"),
     [
         ("single_label_classification", [2 * math.log(3), 0], [0, 0]),
         ("multi_label_classification", [0, 2 * math.log(3), 0], [0, 0, 0]),
         ("regression", [4], [3]),
     ],
 )
-def test_a_difference_is_one_of_probabilities(
+def test_differences_are_those_of_probabilities(
     source: Source,
     tokenizer: AlbertTokenizer,
     tmp_path: Path,
     problem: ProblemType,
-    in_torch: list[float],
-    in_bundle: list[float],
+    torch_logits: list[float],
+    bundle_logits: list[float],
 ) -> None:
     entry = HeadEntry(
-        graph="a.onnx", num_outputs=len(in_torch), problem_type=problem, temperature=2.0
+        graph="a.onnx", num_outputs=len(torch_logits), problem_type=problem, temperature=2.0
     )
-    alone = replace(source, heads={TEXTS: entry})
+    classifier = replace(source, heads={CLASSIFIER: entry})
     file = tmp_path / "mine.txt"
     file.write_text("It rained.\nWe stayed in.\n\nThe sun came out.")
     torch_runner, bundle_runner = (
         FixedLogits(lambda _, logits=logits: np.array([logits], np.float32))  # type: ignore[misc]
-        for logits in (in_torch, in_bundle)
+        for logits in (torch_logits, bundle_logits)
     )
-    compared = compare(alone, tokenizer, torch_runner, bundle_runner, {}, [file])
-    assert compared.differences == {TEXTS: pytest.approx(0.25, abs=1e-6)}
-    assert compared.texts == ["mine.txt"]
+    comparison = compare(classifier, tokenizer, torch_runner, bundle_runner, {}, [file])
+    assert comparison.differences == {CLASSIFIER: pytest.approx(0.25, abs=1e-6)}
+    assert comparison.texts == ["mine.txt"]
 
 
-def test_the_first_100_lines_are_compared_up_to_64_tokens(
+def test_the_first_64_tokens_of_the_first_100_lines_are_compared(
     source: Source, tokenizer: AlbertTokenizer, tmp_path: Path
 ) -> None:
     file = tmp_path / "long.txt"
@@ -260,7 +260,7 @@ def test_the_first_100_lines_are_compared_up_to_64_tokens(
     assert {len(item.ids) for item in runner.inputs} == {64}
 
 
-def test_broken_int8_is_written_only_by_force(
+def test_a_broken_int8_bundle_is_written_only_with_force(
     real_checkpoint: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def divide_by_scales(weight_OI: Any) -> Any:
@@ -271,17 +271,16 @@ def test_broken_int8_is_written_only_by_force(
     options = [str(real_checkpoint), str(tmp_path / "bundle"), "--precision", "int8"]
     options += ["--cuda-precision", "fp32"]
     assert main(options) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "fill-mask is broken: " in error
+    assert "fill-mask is broken: " in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "bundle").exists()
     assert main([*options, "--force"]) == 0
 
 
-def measured(
+def measurement(
     metric: str, torch: float, worse: int, better: int, count: int = 200
 ) -> MeasuredQuality:
-    lost = 100 * (worse - better) / count
-    quality = Quality(metric=metric, torch=torch, bundle=torch - lost, count=count)
+    loss = 100 * (worse - better) / count
+    quality = Quality(metric=metric, torch=torch, bundle=torch - loss, count=count)
     return MeasuredQuality(quality=quality, num_worse=worse, num_better=better)
 
 
@@ -289,39 +288,39 @@ def measured(
     ("result", "message"),
     [
         # By chance, 9 of 10 changes are worse once in 93 times, and 7 of 7 once in 128 times.
-        (measured("accuracy", 90, 9, 1), ""),
+        (measurement("accuracy", 90, 9, 1), ""),
         (
-            measured("accuracy", 90, 7, 0),
+            measurement("accuracy", 90, 7, 0),
             "makes 7 of 200 answers worse and 0 better: accuracy falls from 90.00 to 86.50",
         ),
-        pytest.param(measured("accuracy", 90, 10, 0, 1000), "", id="a point"),
-        pytest.param(measured("accuracy", 90, 11, 0, 1000), "11 of 1,000", id="over a point"),
-        pytest.param(measured("accuracy", 51, 40, 30), "", id="both ways"),
-        pytest.param(measured("accuracy", 51, 0, 3), "", id="better"),
-        (measured("F1", 51, 60, 30), "makes 60 of 200 answers worse and 30 better: F1"),
+        pytest.param(measurement("accuracy", 90, 10, 0, 1000), "", id="a loss of one point"),
+        pytest.param(measurement("accuracy", 90, 11, 0, 1000), "11 of 1,000", id="over one point"),
+        pytest.param(measurement("accuracy", 51, 40, 30), "", id="worse and better answers"),
+        pytest.param(measurement("accuracy", 51, 0, 3), "", id="only better answers"),
+        (measurement("F1", 51, 60, 30), "makes 60 of 200 answers worse and 30 better: F1"),
     ],
 )
-def test_a_significant_loss_over_a_point_is_rejected_with_what_can_be_done(
+def test_a_significant_loss_of_over_one_point_is_an_error_with_remedies(
     result: MeasuredQuality, message: str
 ) -> None:
-    results = {TEXTS: result, "right": measured("accuracy", 80.0, 0, 0)}
-    compared = Comparison(measurements=results, differences={"other": 0.2})
+    results = {CLASSIFIER: result, "unchanged": measurement("accuracy", 80.0, 0, 0)}
+    comparison = Comparison(measurements=results, differences={"other": 0.2})
     if not message:
-        check_quality(compared, DEFAULTS.max_cost)
+        check_quality(comparison, DEFAULTS.max_cost)
         return
     with pytest.raises(ExportError) as caught:
-        check_quality(compared, DEFAULTS.max_cost)
+        check_quality(comparison, DEFAULTS.max_cost)
     error = str(caught.value)
     assert message in error
-    assert "right:" not in error
+    assert "unchanged:" not in error
     assert "\n" not in error
     for option in ("--tasks", "--keep-fp32", "--max-cost", "--force"):
         assert option in error
-    check_quality(compared, 15.0)
+    check_quality(comparison, 15.0)
 
 
 @pytest.mark.parametrize("difference", [np.nextafter(0.2, 1), float("nan")])
-def test_a_large_difference_of_probabilities_is_rejected(difference: float) -> None:
-    compared = Comparison(differences={"fill-mask": difference}, texts=["mine.txt"])
+def test_a_difference_of_probabilities_over_the_limit_is_rejected(difference: float) -> None:
+    comparison = Comparison(differences={"fill-mask": difference}, texts=["mine.txt"])
     with pytest.raises(ExportError, match=r"fill-mask is broken: .* \(mine\.txt\)"):
-        check_quality(compared, 100.0)
+        check_quality(comparison, 100.0)

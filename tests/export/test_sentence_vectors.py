@@ -1,4 +1,4 @@
-"""Folders of `sentence-transformers`: the bundle answers as the library does, or is rejected."""
+"""Exports of `sentence-transformers` folders, compared with the library; folders with errors."""
 
 from __future__ import annotations
 
@@ -24,12 +24,6 @@ from training.model.checkpoint import load_checkpoint, save_checkpoint
 TEXTS = ["Heathrow is an airport.", "The airport was opened in 1946, and is west of London. " * 2]
 
 
-def write_sentence_model(checkpoint: Path, folder: Path, vectors: SentenceVectors) -> Path:
-    shutil.copytree(checkpoint, folder)
-    write_sentence_vectors(vectors, folder, hidden_size=24)
-    return folder
-
-
 @pytest.mark.parametrize(
     "vectors",
     [
@@ -39,16 +33,18 @@ def write_sentence_model(checkpoint: Path, folder: Path, vectors: SentenceVector
     ],
     ids=lambda vectors: vectors.pooling,
 )
-def test_vectors_are_those_of_sentence_transformers(
+def test_embeddings_equal_those_of_sentence_transformers(
     real_checkpoint: Path, tmp_path: Path, vectors: SentenceVectors
 ) -> None:
-    """The library's folder may have the format of version 6, or the encoder in a subfolder."""
+    """Tests our folder, the library's own format, and a folder with the encoder in a subfolder."""
     library = pytest.importorskip("sentence_transformers", reason="pip install --group dev")
 
     def encode(folder: Path) -> Any:
         return library.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
 
-    source = write_sentence_model(real_checkpoint, tmp_path / "source", vectors)
+    source = tmp_path / "source"
+    shutil.copytree(real_checkpoint, source)
+    write_sentence_vectors(vectors, source, hidden_size=24)
     expected = encode(source)
     library.SentenceTransformer(str(source), device="cpu").save(str(tmp_path / "saved"))
     inner = Path(shutil.copytree(source, tmp_path / "nested")) / "0_Transformer"
@@ -73,10 +69,9 @@ def test_vectors_are_those_of_sentence_transformers(
 
 
 @pytest.mark.parametrize("activation", [torch.nn.Sigmoid(), torch.nn.Identity()], ids=str)
-def test_a_cross_encoder_is_a_classifier_of_pairs(
+def test_a_cross_encoder_is_a_classifier_of_pairs_with_its_saved_activation(
     real_checkpoint: Path, tmp_path: Path, activation: torch.nn.Module
 ) -> None:
-    """The score has the activation that was saved with the model."""
     torch.manual_seed(3)
     model = load_checkpoint(real_checkpoint, {"text-classification": 1})
     label = {"id2label": {"0": "relevant"}, "label2id": {"relevant": 0}}
@@ -97,14 +92,14 @@ def test_a_cross_encoder_is_a_classifier_of_pairs(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkpoint's folder, as far as these files go."""
+    """A folder with the configuration files of a sentence-transformers model."""
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
     write_sentence_vectors(SentenceVectors(), tmp_path, hidden_size=8)
     return tmp_path
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(511, 511), (512, None)])
-def test_a_text_has_at_most_the_tokens_of_the_file_or_all_positions(
+def test_max_seq_length_is_the_maximum_length_unless_it_equals_all_positions(
     folder: Path, limit: int, expected: int | None
 ) -> None:
     file = folder / "sentence_bert_config.json"
@@ -131,7 +126,7 @@ PROMPT = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
         ("config_setfit.json", {"labels": ["dry", "wet"]}, "copy the folder without"),
     ],
 )
-def test_a_form_that_is_not_supported_is_rejected_with_the_file(
+def test_the_error_names_the_file_with_an_unsupported_setting(
     folder: Path, file: str, content: Any, message: str
 ) -> None:
     (folder / file).write_text(json.dumps(content))
