@@ -1,4 +1,4 @@
-"""The service's routes in this process, requests of every task, and checks of replies."""
+"""The service's routes in this process, valid requests for each task, and checks of replies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VALID: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def local(bundle_dir: Path) -> Iterator[httpx.Client]:
-    """The small model, with the default limits."""
+    """A client of the small model's routes in this process, with the default limits."""
     with local_http(bundle_dir) as http:
         yield http
 
@@ -37,7 +37,7 @@ def post(client: httpx.Client, task: str, inputs: Any, **parameters: Any) -> htt
 
 
 def assert_envelope(reply: httpx.Response, status: int, error_type: str) -> str:
-    """Check an error reply; return its message, which is one line."""
+    """Check an error reply, and that its message is one line. Return the message."""
     assert reply.status_code == status, reply.text
     assert reply.headers["content-type"] == "application/json"
     assert set(reply.json()) == {"error", "error_type", "request_id"}
@@ -52,15 +52,15 @@ def assert_envelope(reply: httpx.Response, status: int, error_type: str) -> str:
 
 
 def assert_close(answer: Any, expected: Any) -> None:
-    """Equal, but for what the company in a batch does to the last digits of a score."""
+    """Check that answers are equal, except for the last digits, which depend on the batch."""
     if isinstance(expected, dict):
         assert answer.keys() == expected.keys()
         for name, value in expected.items():
             assert_close(answer[name], value)
     elif isinstance(expected, list):
         assert len(answer) == len(expected)
-        for one, value in zip(answer, expected, strict=True):
-            assert_close(one, value)
+        for item, value in zip(answer, expected, strict=True):
+            assert_close(item, value)
     else:
         assert answer == (
             pytest.approx(expected, abs=1e-5) if isinstance(expected, float) else expected

@@ -1,8 +1,9 @@
-"""The API document is true of the running service, and others' tools can use it.
+"""The API document describes the running service, and OpenAPI tools can read it.
 
-schemathesis asks what it allows and what it forbids: it checks statuses, content types and bodies
-against the document, that what the document forbids is refused, that methods which it lacks are
-405, and that keys are asked for where it says so. openapi-python-client makes a client of it.
+schemathesis sends requests that the document allows, and requests that it forbids. It compares
+statuses, content types and bodies with the document. It checks that the service rejects forbidden
+requests, replies 405 to undocumented methods, and requires keys as documented.
+openapi-python-client generates a client.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def document(client: httpx.Client) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("endpoint", [name for name in EXAMPLES if name != ZERO_SHOT])
-def test_every_example_is_answered(endpoint: str, service_of: Callable[[str], Running]) -> None:
+def test_the_reply_to_each_example_fits_its_schema(
+    endpoint: str, service_of: Callable[[str], Running]
+) -> None:
     url, path = service_of(ENDPOINTS[endpoint]).url, DEFAULT_PATHS[endpoint]
     document = httpx.get(f"{url}/docs.json", timeout=30).json()
     operation = document["paths"][path]["post"]
@@ -50,8 +53,8 @@ def test_every_example_is_answered(endpoint: str, service_of: Callable[[str], Ru
     reply = httpx.post(f"{url}{path}", json=body, timeout=30)
     assert reply.status_code == 200, reply.text
     schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
-    whole = {**schema, "components": document["components"]}  # where its references point
-    jsonschema_rs.validator_for(whole).validate(reply.json())
+    resolvable = {**schema, "components": document["components"]}
+    jsonschema_rs.validator_for(resolvable).validate(reply.json())
 
 
 def test_the_document_is_valid_and_has_every_operation(
@@ -65,15 +68,13 @@ def test_the_document_is_valid_and_has_every_operation(
     for path in gets:
         assert client.get(path.format(model=name)).status_code == 200, path
     posts = {path for path, operations in document["paths"].items() if "post" in operations}
-    tasks = {f"{prefix}/{task}" for task in TASKS for prefix in ("", MODEL_PATH)}
-    forms = {EMBEDDINGS_PATH, f"/{ZERO_SHOT}"}
-    forms |= {f"{MODEL_PATH}/{name}" for name in ("embeddings", ZERO_SHOT)}
-    assert posts == tasks | forms | {"/info"}
+    endpoints = {f"{prefix}/{name}" for name in [*TASKS, ZERO_SHOT] for prefix in ("", MODEL_PATH)}
+    assert posts == endpoints | {EMBEDDINGS_PATH, f"{MODEL_PATH}/embeddings", "/info"}
     assert client.post("/info").json() == client.get("/info").json()
 
 
 def generate_client(document: dict[str, Any], folder: Path) -> None:
-    """Let openapi-python-client generate `generated_client`, without a warning."""
+    """Generate the package `generated_client`, and check that there are no warnings."""
     (folder / "openapi.json").write_text(json.dumps(document))
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     command = ("openapi_python_client", "generate", "--path", "openapi.json", "--meta", "none")
@@ -98,40 +99,41 @@ def test_a_generated_python_client_calls_each_task_and_reads_errors(
         with package.Client(base_url=url) as caller:
             body = request.from_dict(EXAMPLES[task])
             assert body.to_dict() == EXAMPLES[task]
-            answered = call.sync_detailed(client=caller, body=body)
-            assert answered.status_code == 200
+            reply = call.sync_detailed(client=caller, body=body)
+            assert reply.status_code == 200
             expected = httpx.post(f"{url}/{task}", json=EXAMPLES[task], timeout=30).json()
-            assert plain(answered.parsed) == expected
+            assert as_json(reply.parsed) == expected
     fill_mask = importlib.import_module("generated_client.api.service_ap_is.fill_mask")
     with package.Client(base_url=service_of("fill-mask").url) as caller:
         body = models.FillMaskRequest(inputs="no mask", parameters=None)
-        refused = fill_mask.sync_detailed(client=caller, body=body)
-        assert refused.status_code == 422
-        assert refused.parsed.error_type == "no_mask"
+        reply = fill_mask.sync_detailed(client=caller, body=body)
+        assert reply.status_code == 422
+        assert reply.parsed.error_type == "no_mask"
 
 
-def plain(value: Any) -> Any:
-    """The values of generated models, as JSON."""
+def as_json(value: Any) -> Any:
+    """Convert the values of generated models to JSON."""
     if isinstance(value, list):
-        return [plain(item) for item in value]
+        return [as_json(item) for item in value]
     return value if isinstance(value, float) else value.to_dict()
 
 
 @pytest.mark.extended
-def test_the_document_is_true(bundle_dir: Path, tmp_path: Path) -> None:
+def test_a_service_with_keys_behaves_as_documented(bundle_dir: Path, tmp_path: Path) -> None:
     header = f"Authorization: Bearer {KEY}"
     options = ["--phases", "examples,fuzzing", "--max-examples", "15", "--header", header]
     with served(bundle_dir, tmp_path, API_KEYS=KEY, GUARD="api,metrics") as guarded:
-        examine(guarded, tmp_path, *options)
+        run_schemathesis(guarded, tmp_path, *options)
 
 
 @pytest.mark.slow
-def test_the_document_is_true_where_no_key_is_needed(service: Running, tmp_path: Path) -> None:
-    examine(service, tmp_path, "--phases", "examples,coverage,fuzzing", "--max-examples", "200")
+def test_a_service_without_keys_behaves_as_documented(service: Running, tmp_path: Path) -> None:
+    options = ["--phases", "examples,coverage,fuzzing", "--max-examples", "200"]
+    run_schemathesis(service, tmp_path, *options)
 
 
-def examine(running: Running, folder: Path, *options: str) -> None:
-    ended = subprocess.run(
+def run_schemathesis(running: Running, folder: Path, *options: str) -> None:
+    run = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIGURATION)),
             *("run", f"{running.url}/docs.json", "--checks", "all", "--seed", SEED),
@@ -143,7 +145,7 @@ def examine(running: Running, folder: Path, *options: str) -> None:
         text=True,
         check=False,
     )
-    # A request in its output may have a million characters.
-    lines = [line[:300] for line in (ended.stdout + ended.stderr).splitlines()]
-    assert ended.returncode == 0, "\n".join(lines)
+    # A printed request may have a million characters.
+    lines = [line[:300] for line in (run.stdout + run.stderr).splitlines()]
+    assert run.returncode == 0, "\n".join(lines)
     assert "Traceback" not in running.log

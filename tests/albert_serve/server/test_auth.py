@@ -1,4 +1,4 @@
-"""Who may call: keys, guarded surfaces, other origins, and names of hosts."""
+"""API keys, guarded surfaces, CORS and allowed hosts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GUARDED = (
 
 @pytest.fixture(scope="module")
 def guarded(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A service with keys, a file of keys, and an origin that may call it."""
+    """A service with keys in a setting and in a file, and an origin that can call it."""
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "keys.txt").write_text(f"# for tests\n\n{FILE_KEY}\n")
     keys, file = f"{KEY}, {OTHER_KEY}", str(folder / "keys.txt")
@@ -52,35 +52,36 @@ def guarded(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="module")
-def stranger(guarded: Running) -> Iterator[httpx.Client]:
+def keyless(guarded: Running) -> Iterator[httpx.Client]:
+    """A client of the guarded service that sends no key."""
     with httpx.Client(base_url=guarded.url, timeout=30) as http:
         yield http
 
 
-def test_without_a_key_only_health_is_open(stranger: httpx.Client) -> None:
+def test_without_a_key_only_the_health_paths_are_open(keyless: httpx.Client) -> None:
     for path in HEALTH:
-        assert stranger.get(path).status_code == 200, path
+        assert keyless.get(path).status_code == 200, path
     for path in GUARDED:
-        assert_envelope(stranger.get(path), 401, "unauthorized")
+        assert_envelope(keyless.get(path), 401, "unauthorized")
     for path in ("/fill-mask", "/v1/embeddings", "/v1/models/tiny/embeddings"):
-        assert_envelope(stranger.post(path, json=MASKED), 401, "unauthorized")
+        assert_envelope(keyless.post(path, json=MASKED), 401, "unauthorized")
 
 
-def test_each_key_opens_everything_and_is_not_logged(
-    guarded: Running, stranger: httpx.Client
+def test_each_key_opens_all_paths_and_is_not_logged(
+    guarded: Running, keyless: httpx.Client
 ) -> None:
     for key in (KEY, OTHER_KEY, FILE_KEY):
         headers = {"Authorization": f"Bearer {key}", "X-Request-ID": f"with-{key[:4]}"}
-        assert stranger.post("/fill-mask", json=MASKED, headers=headers).status_code == 200
+        assert keyless.post("/fill-mask", json=MASKED, headers=headers).status_code == 200
         for path in GUARDED:
             expected = 404 if path == "/nothing-here" else 200
-            assert stranger.get(path, headers=headers).status_code == expected, path
-        assert stranger.get("/info", headers=headers).json()["needs_key"] is True
+            assert keyless.get(path, headers=headers).status_code == expected, path
+        assert keyless.get("/info", headers=headers).json()["needs_key"] is True
         wait_until_logged(guarded, f"with-{key[:4]}")
         assert key not in guarded.log
 
 
-def test_a_body_without_a_key_is_refused_before_it_is_read(stranger: httpx.Client) -> None:
+def test_a_body_without_a_key_is_rejected_before_it_is_read(keyless: httpx.Client) -> None:
     num_chunks = 0
 
     def chunks() -> Iterator[bytes]:
@@ -90,42 +91,47 @@ def test_a_body_without_a_key_is_refused_before_it_is_read(stranger: httpx.Clien
             yield b" " * MAX_BODY_BYTES
 
     try:
-        reply = stranger.post("/fill-mask", content=chunks())
+        reply = keyless.post("/fill-mask", content=chunks())
         assert_envelope(reply, 401, "unauthorized")
-    except httpx.WriteError:  # the server has closed the connection meanwhile
+    except httpx.WriteError:  # the service has already closed the connection
         assert num_chunks < 1000
 
 
-def test_pages_of_the_origin_can_read_every_reply(stranger: httpx.Client) -> None:
+def test_pages_of_the_allowed_origin_can_read_every_reply(keyless: httpx.Client) -> None:
     for key, status in ((KEY[1:], 401), (KEY, 422)):
         headers = {**JSON, "Origin": ORIGIN, "Authorization": f"Bearer {key}"}
-        reply = stranger.post("/fill-mask", headers=headers, content=b"{}")
+        reply = keyless.post("/fill-mask", headers=headers, content=b"{}")
         assert reply.status_code == status
         assert reply.headers["Access-Control-Allow-Origin"] == ORIGIN
         assert "X-Request-ID" in reply.headers["Access-Control-Expose-Headers"]
         assert "Origin" in reply.headers["Vary"]
 
 
-def test_preflight_passes_without_a_key_for_the_origin_alone(
-    stranger: httpx.Client, client: httpx.Client
+def test_preflights_need_no_key_and_allow_only_the_origin(
+    keyless: httpx.Client, client: httpx.Client
 ) -> None:
-    def preflight(http: httpx.Client, origin: str) -> httpx.Response:
-        asked = {"Method": "POST", "Headers": "authorization,content-type,x-request-id"}
-        headers = {f"Access-Control-Request-{name}": value for name, value in asked.items()}
-        return http.options("/fill-mask", headers={"Origin": origin, **headers})
+    """The service of `client` has no setting for CORS."""
 
-    allowed = preflight(stranger, ORIGIN)
-    assert allowed.status_code == 200
-    assert allowed.headers["Access-Control-Allow-Origin"] == ORIGIN
-    assert "Authorization" in allowed.headers["Access-Control-Allow-Headers"]
-    assert "Access-Control-Allow-Credentials" not in allowed.headers
-    elsewhere = preflight(stranger, "https://elsewhere.example.com")
+    def preflight(http: httpx.Client, origin: str) -> httpx.Response:
+        headers = {
+            "Origin": origin,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type,x-request-id",
+        }
+        return http.options("/fill-mask", headers=headers)
+
+    reply = preflight(keyless, ORIGIN)
+    assert reply.status_code == 200
+    assert reply.headers["Access-Control-Allow-Origin"] == ORIGIN
+    assert "Authorization" in reply.headers["Access-Control-Allow-Headers"]
+    assert "Access-Control-Allow-Credentials" not in reply.headers
+    other_origin = preflight(keyless, "https://elsewhere.example.com")
     without_setting = client.get("/health", headers={"Origin": ORIGIN})
-    for reply in (elsewhere, preflight(client, ORIGIN), without_setting):
+    for reply in (other_origin, preflight(client, ORIGIN), without_setting):
         assert "Access-Control-Allow-Origin" not in reply.headers
 
 
-def test_pickles_are_taken_nowhere(client: httpx.Client) -> None:
+def test_no_path_accepts_pickles(client: httpx.Client) -> None:
     content = pickle.dumps(MASKED)
     for path in {*client.get("/docs.json").json()["paths"], *GUARDED, *HEALTH, "/__metadata__"}:
         for media in ("application/vnd.bentoml+pickle", "application/pickle"):
@@ -143,7 +149,7 @@ def test_pickles_are_taken_nowhere(client: httpx.Client) -> None:
         ("a-good-key-0123456789\nwith some spaces in it\n", "Key 2 contains invalid char"),
     ],
 )
-def test_a_file_that_cannot_be_is_told_without_its_keys(
+def test_the_error_about_a_key_file_does_not_repeat_the_keys(
     tmp_path: Path, content: str, message: str
 ) -> None:
     file = tmp_path / "keys"
@@ -155,18 +161,18 @@ def test_a_file_that_cannot_be_is_told_without_its_keys(
     assert "with some" not in str(caught.value)
 
 
-def test_keys_come_from_both_sources_and_one_is_needed(tmp_path: Path) -> None:
+def test_keys_come_from_both_sources_and_at_least_one_is_required(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# sixteen characters\n" + "k" * 16)
     assert len(read_keys([KEY], tmp_path / "keys")) == 2
     with pytest.raises(ConfigError, match="API key is missing"):
         read_keys([], None)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="is not a regular file"):  # without a wait
+    with pytest.raises(ConfigError, match="is not a regular file"):  # and reading does not block
         read_keys([], tmp_path / "pipe")
 
 
 def get(app: ASGIApp, path: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> httpx.Response:
-    """Return an application's reply."""
+    """Send a request to an application; return its reply."""
 
     async def send() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
@@ -176,14 +182,14 @@ def get(app: ASGIApp, path: str, headers: Sequence[tuple[bytes, bytes]] = ()) ->
 
 
 @pytest.mark.parametrize("header", [f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"Basic {KEY}"])
-def test_a_wrong_key_is_refused_and_not_repeated(header: str) -> None:
+def test_a_wrong_key_is_rejected_and_not_repeated(header: str) -> None:
     app = ApiKeyMiddleware(Response(), hashes=read_keys([KEY], None), surfaces=["api"])
     reply = get(app, "/info", [(b"authorization", header.encode())])
     assert_envelope(reply, 401, "unauthorized")
     assert KEY not in reply.text
 
 
-def test_only_what_the_guard_names_needs_a_key() -> None:
+def test_only_guarded_surfaces_need_a_key() -> None:
     app = ApiKeyMiddleware(Response(), hashes=read_keys([KEY], None), surfaces=["metrics"])
     for path in ("/info", "/docs", "/", "/fill-mask"):
         assert get(app, path).status_code == 200
@@ -191,14 +197,14 @@ def test_only_what_the_guard_names_needs_a_key() -> None:
 
 
 @given(st.text())
-def test_every_path_has_a_guarded_surface_but_health_and_the_page(path: str) -> None:
+def test_every_path_has_a_surface_except_health_and_the_page(path: str) -> None:
     is_page = path == "/" or path.startswith("/web/")
     assert (parse(path).surface is None) == (path in HEALTH or is_page)
     label = parse(path).label
     assert parse(label).label == label
 
 
-def test_unknown_paths_share_a_label_and_others_have_that_of_their_kind() -> None:
+def test_unknown_paths_share_one_label_and_paths_of_models_share_a_pattern() -> None:
     for path in ("/web", "/nothing", "/v1/models/", "/v1/models/a/", "/v1/models//info"):
         assert parse(path) == RequestTarget(label="/*", surface="api")
     assert parse("/metrics") == RequestTarget(label="/metrics", surface="metrics")
@@ -209,24 +215,24 @@ def test_unknown_paths_share_a_label_and_others_have_that_of_their_kind() -> Non
     assert embeddings.label == "/v1/models/{model}/embeddings"
 
 
-def test_a_keyless_service_on_the_loopback_answers_to_its_names_alone(client: httpx.Client) -> None:
+def test_a_local_service_without_keys_accepts_only_loopback_hosts(client: httpx.Client) -> None:
     for host in ("localhost", "LOCALHOST:80", "127.0.0.1", "[::1]", "[::1]:3000"):
         assert client.get("/info", headers={"Host": host}).status_code == 200
-    other = {"Host": "attacker.example.com"}
-    reply = client.post("/fill-mask", json=MASKED, headers=other)
+    headers = {"Host": "attacker.example.com"}
+    reply = client.post("/fill-mask", json=MASKED, headers=headers)
     assert "ALBERT_SERVE_ALLOWED_HOSTS" in assert_envelope(reply, 400, "malformed")
     for path in HEALTH:
-        assert client.get(path, headers=other).status_code == 200
+        assert client.get(path, headers=headers).status_code == 200
 
 
-def test_the_setting_names_hosts_and_ends_of_hosts() -> None:
+def test_allowed_hosts_are_names_or_suffixes() -> None:
     app = AllowedHosts(Response(), hosts=["app.example.com", "*.internal", "[2001:db8::1]"])
 
     def allows(host: str) -> bool:
         return get(app, "/info", [(b"host", host.encode())]).status_code == 200
 
-    valid = ("app.example.com", "APP.example.com:8080", "one.two.internal")
-    assert all(map(allows, (*valid, "[2001:db8::1]:3000")))
-    similar = ("internal", "xinternal", "example.com", "app.example.com.evil", "[", "")
-    assert not any(map(allows, similar))
+    for host in ("app.example.com", "APP.example.com:8080", "a.b.internal", "[2001:db8::1]:3000"):
+        assert allows(host), host
+    for host in ("internal", "xinternal", "example.com", "app.example.com.evil", "[", ""):
+        assert not allows(host), host
     assert get(app, "/health", [(b"host", b"example.com")]).status_code == 200

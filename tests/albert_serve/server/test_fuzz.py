@@ -1,8 +1,8 @@
-"""Thousands of hostile requests to a real process: none breaks it, hangs it, or learns secrets.
+"""Thousands of hostile requests to a real process: none crashes it, hangs it or reveals secrets.
 
-Requests that are HTTP have something wrong in their JSON, bytes, headers or path; schemathesis asks
-what the API document allows (test_api_document.py). Request number n of a seed is always
-the same one: a failure prints both. `make fuzz` sends 20,000.
+Most requests are valid HTTP with faults in their JSON, bytes, headers or path. The seed and the
+number determine a request, and a failure prints the number. `make fuzz` sends 20,000 requests.
+test_api_document.py sends requests that follow the API document.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tests.albert_serve.support import MAX_BODY_BYTES, ROOT, Running, served
 
 SEED = 20_260_101
 NUM_THREADS = 8
-# After this without a reply a request hangs; they take milliseconds.
+# A reply takes milliseconds. After this time without one, the request hangs.
 HANG_S = 10.0
-# Of what the processes hold. It grows until each thread has had its largest request.
+# Limit of the growth of memory, which ends when each thread has processed its largest request.
 MAX_GROWTH_BYTES = 250 << 20
-BODIES = {DEFAULT_PATHS[name]: [example] for name, example in EXAMPLES.items() if name != ZERO_SHOT}
-# Texts of JSON, put in the place of a value.
+BODIES = {DEFAULT_PATHS[name]: example for name, example in EXAMPLES.items() if name != ZERO_SHOT}
+# Texts that replace a value in JSON.
 VALUES = (
     *("null", "true", "-1", "1001", "1e308", "1e999", "NaN", "0x10", "'a'", "9" * 5000),
     *('""', '"[MASK]"', '"\\ud800"', '"\\u0000"', '"\\x41"', '"[MASK]' + "a" * 3000 + '"'),
@@ -64,8 +64,8 @@ HEADERS = (
     *("Content-Type: application/json; charset=utf-16", "Content-Type: \xff\xfe"),
 )
 POST = b"POST /fill-mask HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-# What is not HTTP by the rules: a bare 400 or no reply will do.
-BROKEN = (
+# Data that is not valid HTTP. The service can reply 400 without an envelope, or not reply.
+BROKEN_HTTP = (
     *(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0" * 40, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"),
     *(b"GET /info\r\n\r\n", b"GET  /info  HTTP/1.1\r\n\r\n", b"BREW / HTTP/1.1\r\n\r\n"),
     *(b"GET /inf\0o HTTP/1.1\r\nHost: a\r\n\r\n", b"GET / HTTP/9.9\r\nHost: a\r\n\r\n"),
@@ -100,7 +100,7 @@ def fuzzed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def secrets(fuzzed: Running, bundle_dir: Path) -> list[bytes]:
-    """What no reply may have in it."""
+    """Texts that no reply may contain: paths of this machine, and tracebacks."""
     folders = (str(ROOT), sys.prefix, str(bundle_dir), str(fuzzed.log_file.parent))
     return [*map(str.encode, folders), b"Traceback", b"site-packages", b'File "']
 
@@ -108,60 +108,60 @@ def secrets(fuzzed: Running, bundle_dir: Path) -> list[bytes]:
 @pytest.mark.parametrize(
     "num_requests",
     [
-        pytest.param(800, id="some"),
-        pytest.param(20_000, id="many", marks=pytest.mark.slow),
+        pytest.param(800, id="800"),
+        pytest.param(20_000, id="20000", marks=pytest.mark.slow),
     ],
 )
 def test_no_request_breaks_the_service(
     num_requests: int, fuzzed: Running, secrets: list[bytes]
 ) -> None:
-    expected, held_bytes = reference_answers(fuzzed), memory_of(fuzzed)
+    expected, memory_before = reference_answers(fuzzed), memory_of(fuzzed)
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         for _ in threads.map(lambda number: attack(fuzzed, number, secrets), range(num_requests)):
             pass
     assert fuzzed.process.poll() is None, fuzzed.log[-4000:]
     assert reference_answers(fuzzed) == expected
-    assert memory_of(fuzzed) - held_bytes < MAX_GROWTH_BYTES
+    assert memory_of(fuzzed) - memory_before < MAX_GROWTH_BYTES
     assert "Traceback" not in fuzzed.log, fuzzed.log[fuzzed.log.index("Traceback") - 500 :][:4000]
 
 
-@pytest.mark.parametrize("number", range(len(BROKEN)))
-def test_broken_http_is_refused_or_ends_the_connection(
+@pytest.mark.parametrize("number", range(len(BROKEN_HTTP)))
+def test_broken_http_is_rejected_or_ends_the_connection(
     number: int, fuzzed: Running, secrets: list[bytes]
 ) -> None:
     with connection_to(fuzzed) as connection:
-        received = b""
+        reply = b""
         with contextlib.suppress(ConnectionError):
-            connection.sendall(BROKEN[number])
-            with contextlib.suppress(OSError):  # ENOTCONN, where the service has closed it already
+            connection.sendall(BROKEN_HTTP[number])
+            with contextlib.suppress(OSError):  # ENOTCONN if the service has already closed it
                 connection.shutdown(socket.SHUT_WR)
             while part := connection.recv(1 << 16):
-                received += part
-    assert not received or received.startswith((b"HTTP/1.1 2", b"HTTP/1.1 4")), received[:500]
-    assert not [secret for secret in secrets if secret in received]
+                reply += part
+    assert not reply or reply.startswith((b"HTTP/1.1 2", b"HTTP/1.1 4")), reply[:500]
+    assert not [secret for secret in secrets if secret in reply]
     assert httpx.get(f"{fuzzed.url}/health").status_code == 200
     assert "Traceback" not in fuzzed.log
 
 
 def attack(running: Running, number: int, secrets: list[bytes]) -> None:
-    """Send a request and hold what comes against the contract."""
+    """Send a hostile request and check the reply."""
     method, data = hostile_request(Random(f"{SEED}/{number}"))
     try:
         with connection_to(running) as connection:
-            # The service may refuse, and close, before it has read everything.
+            # The service may reject the request and close the connection before it has read it.
             with contextlib.suppress(ConnectionError):
                 connection.sendall(data)
             reply = http.client.HTTPResponse(connection, method=method)
             reply.begin()
-            assert_contract(reply, reply.read(), secrets, method)
+            check_reply(reply, reply.read(), secrets, method)
     except (AssertionError, OSError, ValueError, http.client.HTTPException) as error:
         pytest.fail(f"{type(error).__name__}: {error}\nto request {number}:\n{data[:3000]!r}")
 
 
 def hostile_request(random: Random) -> tuple[str, bytes]:
-    """A method, and the bytes of a request that is HTTP by the rules."""
+    """Return a method and the bytes of a request that is valid HTTP."""
     path = random.choice([*BODIES])
-    body = _damaged(random, _mutated(random, random.choice(BODIES[path])).encode())
+    body = _damage(random, _mutate(random, BODIES[path]).encode())
     method, headers = "POST", ["Content-Type: application/json"]
     if random.random() < 0.2:
         method, path = random.choice(METHODS), random.choice(PATHS)
@@ -173,7 +173,7 @@ def hostile_request(random: Random) -> tuple[str, bytes]:
     if random.random() < 0.1 and len(body) < MAX_HEAD_BYTES:
         size = random.choice([13, 1000])
         chunks = [body[start : start + size] for start in range(0, len(body), size)]
-        body = b"".join(b"%x;a=b\r\n%s\r\n" % (len(one), one) for one in chunks)
+        body = b"".join(b"%x;a=b\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
         lines.append("Transfer-Encoding: chunked")
         body += b"0\r\nX-Trailer: a\r\n\r\n"
     else:
@@ -181,33 +181,33 @@ def hostile_request(random: Random) -> tuple[str, bytes]:
     return method, "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-def _mutated(random: Random, value: Any) -> str:
-    """JSON with some value in it replaced, repeated, or named otherwise."""
+def _mutate(random: Random, value: Any) -> str:
+    """Return JSON in which one value is replaced, repeated or renamed."""
     if isinstance(value, dict) and value and random.random() < 0.8:
-        changed = random.choice([*value])
-        names = {changed: random.choice([changed] * 8 + ["model", "__proto__", ""])}
+        target = random.choice([*value])
+        names = {target: random.choice([target] * 8 + ["model", "__proto__", ""])}
         pairs = [
-            (names.get(name, name), _mutated(random, part) if name == changed else json.dumps(part))
+            (names.get(name, name), _mutate(random, part) if name == target else json.dumps(part))
             for name, part in value.items()
         ]
         pairs += random.choice([[], [], pairs])
         return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in pairs) + "}"
     if isinstance(value, list) and value and random.random() < 0.6:
-        place = random.randrange(len(value))
+        index = random.randrange(len(value))
         parts = [json.dumps(part) for part in value]
-        parts[place] = _mutated(random, value[place])
+        parts[index] = _mutate(random, value[index])
         return "[" + ", ".join(parts * random.choice([1, 1, 1, 33])) + "]"
     return random.choice(VALUES)
 
 
-def _damaged(random: Random, body: bytes) -> bytes:
-    """Mostly the bytes as they are, else with noise in them, cut off, or in another encoding."""
-    place = random.randrange(len(body) + 1)
+def _damage(random: Random, body: bytes) -> bytes:
+    """Return the body, in a quarter of cases with noise, truncated or in another encoding."""
+    offset = random.randrange(len(body) + 1)
     kind = random.randrange(12)
     if kind == 0:
-        return body[:place] + random.choice(NOISE) + body[place:]
+        return body[:offset] + random.choice(NOISE) + body[offset:]
     if kind == 1:
-        return body[:place]
+        return body[:offset]
     if kind == 2:
         return body.decode().encode(random.choice(["utf-16", "utf-32", "utf-7"]), "replace")
     return body
@@ -219,9 +219,10 @@ def connection_to(running: Running) -> socket.socket:
     return socket.create_connection((url.host, url.port), timeout=HANG_S)
 
 
-def assert_contract(
+def check_reply(
     reply: http.client.HTTPResponse, body: bytes, secrets: list[bytes], method: str
 ) -> None:
+    """Check that the reply has no secret, and that an error has its envelope."""
     assert reply.status < 500, reply.status
     text = body + str(reply.headers).encode("utf-8", "replace")
     assert not [secret for secret in secrets if secret in text]
@@ -234,7 +235,7 @@ def assert_contract(
     error: Any = (OpenAIErrorReply if is_openai else ErrorReply).model_validate_json(body)
     assert error.error
     assert error.request_id == request_id
-    assert len(body) < 8_000, "an error that repeats what it was given"
+    assert len(body) < 8_000, "the error repeats the request"
 
 
 def reference_answers(running: Running) -> list[Any]:
@@ -246,7 +247,7 @@ def reference_answers(running: Running) -> list[Any]:
 
 
 def memory_of(running: Running) -> int:
-    """The memory of the service's processes, without pages that are shared with files."""
-    first = psutil.Process(running.process.pid)
-    held = [one.memory_info() for one in [first, *first.children(recursive=True)]]
-    return sum(info.rss - info.shared for info in held)
+    """Return the memory of the service's processes, without the pages shared with files."""
+    parent = psutil.Process(running.process.pid)
+    infos = [process.memory_info() for process in [parent, *parent.children(recursive=True)]]
+    return sum(info.rss - info.shared for info in infos)

@@ -1,4 +1,4 @@
-"""The limits of request lines, headers and unread replies; offers of upgrades are ignored."""
+"""The limits of request lines, headers and unread replies, and requests to upgrade."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from albert_serve.server.bentoml.http import LimitedHttpProtocol
 
 TIMEOUT_S = 20
 OK_HEAD = b"POST / HTTP/1.1\r\nHost: here\r\n"
+CLOSE = b"Connection: close\r\n"
 
 
 @dataclass
@@ -27,8 +28,8 @@ class Echo:
     """An application that replies with the length of the body.
 
     Attributes:
-        headers: those of the requests that have begun.
-        reply_bytes: the size of a reply's padding.
+        headers: headers of each request that has begun.
+        reply_bytes: size of the padding of a reply.
     """
 
     headers: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
@@ -58,64 +59,62 @@ def app() -> Echo:
 
 @pytest.fixture
 def address(app: Echo) -> Iterator[tuple[str, int]]:
-    listening = socket.create_server(("127.0.0.1", 0))
+    """The address of a server of the application."""
+    listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         app, http=LimitedHttpProtocol, log_config=None, lifespan="off", timeout_keep_alive=75
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
-    yield listening.getsockname()
+    yield listener.getsockname()
     server.should_exit = True
     thread.join(TIMEOUT_S)
-    listening.close()
+    listener.close()
 
 
 def exchange(address: tuple[str, int], *parts: bytes) -> bytes:
-    """All bytes that come back until the server closes."""
-    received = b""
+    """Send the parts; return all bytes that arrive until the server closes the connection."""
+    reply = b""
     with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for part in parts:
                 connection.sendall(part)
         with contextlib.suppress(ConnectionResetError):
             while part := connection.recv(1 << 16):
-                received += part
-    return received
+                reply += part
+    return reply
 
 
-CLOSE = b"Connection: close\r\n"
-
-
-def test_a_head_without_end_is_refused(address: tuple[str, int], app: Echo) -> None:
+def test_a_head_without_an_end_is_rejected(address: tuple[str, int], app: Echo) -> None:
     reply = exchange(address, b"GET / HTTP/1.1\r\nX: ", *[b"a" * 8192] * 200)
     assert not app.headers
-    if reply:  # a client that still sends may see the reset before the reply
+    if reply:  # if the client is still sending, the connection may be reset before the reply
         assert reply.startswith(b"HTTP/1.1 431 "), reply[:200]
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "num_headers", "is_taken"),
+    ("num_bytes", "num_headers", "is_accepted"),
     [(65_536, 4, True), (65_537, 4, False), (5000, 256, True), (5000, 257, False)],
 )
-def test_the_limits_hold_where_a_body_follows_at_once(
-    num_bytes: int, num_headers: int, is_taken: bool, address: tuple[str, int], app: Echo
+def test_the_limits_of_a_head_are_exact_if_the_body_follows_immediately(
+    num_bytes: int, num_headers: int, is_accepted: bool, address: tuple[str, int], app: Echo
 ) -> None:
     headers = [b"Host: here", b"Connection: close", b"Content-Length: 10000"]
     headers += [b"a: b"] * (num_headers - 4)
-    num_left = num_bytes - len(b"/") - sum(len(header) + 2 for header in headers)
-    headers.append(b"X: " + b"a" * (num_left - len(b"X: \r\n")))
+    num_remaining = num_bytes - len(b"/") - sum(len(header) + 2 for header in headers)
+    headers.append(b"X: " + b"a" * (num_remaining - len(b"X: \r\n")))
     head = b"\r\n".join([b"POST / HTTP/1.1", *headers, b"", b""])
     reply = exchange(address, head + b"b" * 10_000 + OK_HEAD + CLOSE + b"\r\n")
-    start, _, body = reply.partition(b"\r\n\r\n")
-    assert len(app.headers) == is_taken
-    if is_taken:
-        assert (start[:13], body) == (b"HTTP/1.1 200 ", b"10000")
+    reply_head, _, body = reply.partition(b"\r\n\r\n")
+    assert len(app.headers) == is_accepted
+    if is_accepted:
+        assert (reply_head[:13], body) == (b"HTTP/1.1 200 ", b"10000")
         return
-    assert start.startswith(b"HTTP/1.1 431 ")
-    content = json.loads(body)
-    assert content["error_type"] == "headers_too_large"
-    assert f"X-Request-ID: {content['request_id']}".encode() in start
+    assert reply_head.startswith(b"HTTP/1.1 431 ")
+    error = json.loads(body)
+    assert error["error_type"] == "headers_too_large"
+    assert f"X-Request-ID: {error['request_id']}".encode() in reply_head
 
 
 UPGRADES = {
@@ -125,7 +124,7 @@ UPGRADES = {
 
 
 @pytest.mark.parametrize("upgrade", UPGRADES)
-def test_an_offered_upgrade_is_ignored_and_the_body_is_read(
+def test_a_request_to_upgrade_is_ignored_and_the_body_is_read(
     upgrade: str, address: tuple[str, int], app: Echo
 ) -> None:
     with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
@@ -137,22 +136,24 @@ def test_an_offered_upgrade_is_ignored_and_the_body_is_read(
     assert b"upgrade" not in dict(app.headers[0])
 
 
-def test_requests_on_one_connection_are_counted_apart(address: tuple[str, int], app: Echo) -> None:
+def test_each_request_of_a_connection_has_its_own_limit(
+    address: tuple[str, int], app: Echo
+) -> None:
     padding = b"X-Padding: " + b"a" * 32_768 + b"\r\n"
     body = b"Content-Length: 3\r\n\r\nabc"
     reply = exchange(address, (OK_HEAD + padding + body) * 5, OK_HEAD + padding + CLOSE + body)
     assert reply.count(b"HTTP/1.1 200") == len(app.headers) == 6
 
 
-def asks(address: tuple[str, int]) -> socket.socket:
-    """A connection whose client has asked, and reads nothing yet."""
+def send_request(address: tuple[str, int]) -> socket.socket:
+    """Send a request; return its connection, from which nothing is read yet."""
     connection = socket.create_connection(address, timeout=TIMEOUT_S)
     connection.sendall(OK_HEAD + CLOSE + b"\r\n")
     return connection
 
 
-def num_read(connection: socket.socket) -> int:
-    """The bytes of a reply that arrive until the connection ends."""
+def read_reply(connection: socket.socket) -> int:
+    """Read until the connection ends; return the number of bytes."""
     num_bytes = 0
     with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(1 << 20):
@@ -161,41 +162,41 @@ def num_read(connection: socket.socket) -> int:
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + TIMEOUT_S
+    deadline_s = time.monotonic() + TIMEOUT_S
     while not is_true():
-        assert time.monotonic() < give_up_s
+        assert time.monotonic() < deadline_s
         time.sleep(0.02)
 
 
-def test_a_reply_has_a_time_to_be_read(
+def test_a_reply_that_is_not_read_in_time_ends_its_connection(
     address: tuple[str, int], app: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "MAX_UNREAD_S", 1.0)
     app.reply_bytes = 1 << 24
-    with asks(address) as connection:
-        assert num_read(connection) > app.reply_bytes
-    with asks(address) as connection:
+    with send_request(address) as connection:
+        assert read_reply(connection) > app.reply_bytes
+    with send_request(address) as connection:
         wait_until(lambda: num_connections() == 1)
         wait_until(lambda: num_connections() == 0)
-        assert num_read(connection) < app.reply_bytes
+        assert read_reply(connection) < app.reply_bytes
 
 
-def test_unread_replies_have_a_sum_and_the_oldest_are_ended(
+def test_the_oldest_unread_replies_end_if_their_sum_exceeds_the_limit(
     address: tuple[str, int], app: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "MAX_UNREAD_BYTES", 1 << 25)
-    app.reply_bytes = 1 << 24  # of which the system's buffers hold some megabytes
+    app.reply_bytes = 1 << 24  # some megabytes of it are in the system's buffers
     with contextlib.ExitStack() as stack:
         connections = []
         for number in range(6):
-            connections.append(stack.enter_context(asks(address)))
+            connections.append(stack.enter_context(send_request(address)))
             wait_until(lambda: len(app.headers) > number)  # noqa: B023
-        are_whole = [num_read(connection) > app.reply_bytes for connection in connections]
-    assert are_whole[-1]
-    assert 1 <= sum(are_whole) <= 3
-    assert are_whole == sorted(are_whole)
+        are_complete = [read_reply(connection) > app.reply_bytes for connection in connections]
+    assert are_complete[-1]
+    assert 1 <= sum(are_complete) <= 3
+    assert are_complete == sorted(are_complete)
 
 
 def num_connections() -> int:
     gc.collect()
-    return sum(type(thing) is LimitedHttpProtocol for thing in gc.get_objects())
+    return sum(type(item) is LimitedHttpProtocol for item in gc.get_objects())

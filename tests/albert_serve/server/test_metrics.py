@@ -1,4 +1,4 @@
-"""Metrics of every event, and the lines of the log, for which no request waits."""
+"""Metrics of all events, and the log, which never blocks requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NUM_LINES = 5000
 NOTICE = re.compile(r"(\d+) log lines were dropped")
 
 
-def test_each_event_is_counted_by_its_task_from_0() -> None:
+def test_events_are_counted_by_task_and_counts_start_at_0() -> None:
     registry = CollectorRegistry()
     observer = Metrics(registry).observer("tiny", "fp32", ["fill-mask", "sentence-order"])
     observer.queued("fill-mask", 7)
@@ -90,7 +90,7 @@ def test_a_record_is_one_line_of_json(message: str, reason: str) -> None:
     }
 
 
-def test_a_repeated_warning_is_one_line_in_10_s_with_the_number_of_events(
+def test_a_repeated_warning_is_logged_every_10_s_with_the_number_of_events(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now_s=5.0)
@@ -102,24 +102,25 @@ def test_a_repeated_warning_is_one_line_in_10_s_with_the_number_of_events(
     assert caplog.messages == ["1 rejected by 5.0", "3 rejected by 15.0"]
 
 
-def test_lines_that_nobody_reads_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_over_the_limit_of_unread_lines_are_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(our_logging, "_MAX_WAITING", 100)
-    reading, writing = os.pipe()
-    handler = QueuedHandler(LogOutput(writing))
+    read_end, write_end = os.pipe()
+    handler = QueuedHandler(LogOutput(write_end))
     logger = logging.getLogger(our_logging.__name__)
     logger.addHandler(handler)
     for _ in range(NUM_LINES):
         logger.warning(LINE)
     text, num_lines, num_dropped = "", 0, 0
     while num_lines + num_dropped < NUM_LINES:
-        text += os.read(reading, 1 << 20).decode()
+        text += os.read(read_end, 1 << 20).decode()
         num_lines = text.count(LINE)
         num_dropped = sum(map(int, NOTICE.findall(text)))
     assert num_dropped > 0
-    own_lines = [line for line in text.splitlines() if not NOTICE.match(line)]
-    assert own_lines == [LINE] * num_lines
-    logger.warning("then")
-    assert os.read(reading, 1 << 20) == b"then\n"
+    assert [line for line in text.splitlines() if not NOTICE.match(line)] == [LINE] * num_lines
+    logger.warning("next")
+    assert os.read(read_end, 1 << 20) == b"next\n"
     logger.removeHandler(handler)
-    os.close(writing)
-    os.close(reading)
+    os.close(write_end)
+    os.close(read_end)

@@ -1,4 +1,4 @@
-"""The page shows the API's answer to each task, and its errors."""
+"""The web page shows the answers and the errors of the API."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from albert_serve.web import page_routes
+from tests.albert_serve.server.conftest import post
 from tests.albert_serve.support import Running, served
 from tests.programs import needs_program
 
 KEY = "a-key-of-16-characters-or-more"
 TIMEOUT_S = 30
-# Chromium itself calls out to nobody.
 ARGUMENTS = [
     "--no-sandbox",
     "--headless=new",
     "--disable-gpu",
     "--disable-dev-shm-usage",
+    # Chromium itself sends no requests.
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
@@ -41,20 +42,20 @@ OpenPage = Callable[..., Page]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Ends with this module's tests: while it runs, no other can use asyncio in this process."""
+    """A browser for this module only: while it runs, tests in this process cannot use asyncio."""
     path = needs_program("chromium", "chromium-browser", "google-chrome")
     expect.set_options(timeout=TIMEOUT_S * 1000)
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield started
-        started.close()
+        chromium = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
 
 
 def watch(page: Page, url: str, faults: list[str]) -> None:
-    """Note errors, breaches of the content security policy, and requests to other hosts."""
+    """Record errors, breaches of the content security policy, and requests to other hosts."""
 
     def on_console(message: ConsoleMessage) -> None:
-        # Chromium writes this for any reply that is not a success, or none; the page shows these.
+        # Chromium prints this if a request fails or its reply is an error. The page shows both.
         is_failed_load = message.text.startswith("Failed to load resource:")
         if message.type in ("error", "warning") and not is_failed_load:
             faults.append(f"console: {message.text}")
@@ -70,9 +71,9 @@ def watch(page: Page, url: str, faults: list[str]) -> None:
 
 @pytest.fixture
 def open_page(browser: Browser, service: Running) -> Iterator[OpenPage]:
-    """Opens the page at a task, and waits for its first answer; fails if it misbehaves meanwhile.
+    """A function that opens the page at a task and waits for the first answer.
 
-    Nothing on the page glides.
+    The page has no animations. The test fails if `watch` recorded a fault.
     """
     faults: list[str] = []
     with browser.new_context(reduced_motion="reduce") as context:
@@ -90,7 +91,7 @@ def open_page(browser: Browser, service: Running) -> Iterator[OpenPage]:
     assert not faults
 
 
-def test_the_page_allows_nothing_from_elsewhere_and_nothing_inline() -> None:
+def test_the_page_has_no_inline_code_and_loads_nothing_from_other_hosts() -> None:
     http = TestClient(Starlette(routes=page_routes()))
     reply = http.get("/")
     policy = reply.headers["content-security-policy"]
@@ -101,28 +102,26 @@ def test_the_page_allows_nothing_from_elsewhere_and_nothing_inline() -> None:
     assert http.get("/web/__init__.py").status_code == 404
 
 
-def ask(client: httpx.Client, task: str, inputs: Any, parameters: Any = None) -> Any:
-    """The reply of the API."""
-    reply = client.post(f"/{task}", json={"inputs": inputs, "parameters": parameters})
+def ask(client: httpx.Client, task: str, inputs: Any, **parameters: Any) -> Any:
+    """Return the answer of the API."""
+    reply = post(client, task, inputs, **parameters)
     assert reply.status_code == 200, reply.text
     return reply.json()
 
 
-def percent(share: float) -> str:
-    if 0 < share < 0.001:
-        return "<0.1%"
-    return f"{share * 100:.1f}%"
+def percent(probability: float) -> str:
+    return "<0.1%" if 0 < probability < 0.001 else f"{probability:.1%}"
 
 
-def assert_bars(bars: Locator, expected: list[tuple[str, float]]) -> None:
-    """Check the labels and the values of the bars."""
-    expect(bars.locator(".bar-label:visible")).to_have_text([label or "␣" for label, _ in expected])
-    expect(bars.locator(".bar-value:visible")).to_have_text(
-        [percent(score) for _, score in expected]
-    )
+def assert_bars(panel: Locator, answers: list[dict[str, Any]], name: str) -> None:
+    """Check the labels and the values of the bars; answers have their labels by this name."""
+    labels = [answer[name] or "␣" for answer in answers]
+    expect(panel.locator(".bars .bar-label:visible")).to_have_text(labels)
+    scores = [percent(answer["score"]) for answer in answers]
+    expect(panel.locator(".bars .bar-value:visible")).to_have_text(scores)
 
 
-def test_masks_are_filled_as_the_api_fills_them(open_page: OpenPage, client: httpx.Client) -> None:
+def test_masks_are_filled_as_by_the_api(open_page: OpenPage, client: httpx.Client) -> None:
     page = open_page("fill-mask")
     panel = page.locator("#panel-fill-mask")
     text = "The [MASK] run. " + "It was scored in the first inning. " * 40
@@ -133,21 +132,19 @@ def test_masks_are_filled_as_the_api_fills_them(open_page: OpenPage, client: htt
     panel.get_by_label("Truncate a text").check()
     page.fill("#fill-mask-text", text)
     panel.get_by_role("button", name="Predict").click()
-    options = {"top_k": 2, "targets": targets, "truncation": True}
-    reply = client.post("/fill-mask", json={"inputs": text, "parameters": options})
-    words = [item["token_str"] for item in reply.json()]
-    scores = [item["score"] for item in reply.json()]
-    assert_bars(panel.locator(".bars"), list(zip(words, scores, strict=True)))
+    reply = post(client, "fill-mask", text, top_k=2, targets=targets, truncation=True)
+    assert_bars(panel, reply.json(), "token_str")
     warnings = json.loads(reply.headers["X-Albert-Warnings"])
     num_truncated = reply.headers["X-Albert-Truncated-Tokens"]
     note = f"{num_truncated} tokens were truncated."
     expect(panel.locator(".notes li")).to_have_text([*warnings, note])
-    expect(panel.locator("mark")).to_have_text(words[0])
+    first, second = (answer["token_str"] for answer in reply.json())
+    expect(panel.locator("mark")).to_have_text(first)
     panel.locator("button.bar").nth(1).click()
-    expect(panel.locator("mark")).to_have_text(words[1])
+    expect(panel.locator("mark")).to_have_text(second)
 
 
-def test_a_text_is_classified_as_the_api_does(open_page: OpenPage, client: httpx.Client) -> None:
+def test_a_text_is_classified_as_by_the_api(open_page: OpenPage, client: httpx.Client) -> None:
     page = open_page("text-classification")
     panel = page.locator("#panel-text-classification")
     panel.get_by_text("Options").click()
@@ -155,11 +152,11 @@ def test_a_text_is_classified_as_the_api_does(open_page: OpenPage, client: httpx
     panel.get_by_label("Text", exact=True).fill("A run.")
     panel.get_by_role("button", name="Classify").click()
     pair = {"text": "A run.", "text_pair": "It was not earned."}
-    [expected] = ask(client, "text-classification", pair)
-    assert_bars(panel.locator(".bars"), [(item["label"], item["score"]) for item in expected])
+    [scores] = ask(client, "text-classification", pair)
+    assert_bars(panel, scores, "label")
 
 
-def test_an_answer_is_marked_where_it_stands_in_code_points(
+def test_an_answer_is_marked_at_its_code_points_in_the_passage(
     open_page: OpenPage, client: httpx.Client
 ) -> None:
     page = open_page("question-answering")
@@ -170,16 +167,14 @@ def test_an_answer_is_marked_where_it_stands_in_code_points(
     panel.get_by_label("Question").fill(question)
     page.keyboard.press("Enter")
     inputs = {"question": question, "context": context}
-    expected = ask(client, "question-answering", inputs, {"top_k": 3})
-    expect(panel.locator(".bar-label")).to_have_text([item["answer"] for item in expected])
-    for index, item in enumerate(expected):
+    answers = ask(client, "question-answering", inputs, top_k=3)
+    expect(panel.locator(".bar-label")).to_have_text([answer["answer"] for answer in answers])
+    passage = panel.locator(".passage")
+    for index, answer in enumerate(answers):
         panel.locator("button.bar").nth(index).click()
-        before, marked = panel.locator(".passage").evaluate(
-            "place => [place.firstChild.data, place.querySelector('mark').textContent]"
-        )
-        assert (before, marked) == (context[: item["start"]], item["answer"])
-    shown = panel.locator(".passage").evaluate("place => place.textContent")
-    assert shown == context
+        texts = passage.evaluate("p => [p.firstChild.data, p.querySelector('mark').textContent]")
+        assert texts == [context[: answer["start"]], answer["answer"]]
+    assert passage.text_content() == context
 
 
 def test_texts_are_compared_by_the_cosines_of_their_embeddings(
@@ -192,20 +187,20 @@ def test_texts_are_compared_by_the_cosines_of_their_embeddings(
     texts = ["A run was scored.", "It rained.", "Nobody ran at all in the first inning."]
     panel.get_by_label("Texts, one per line").fill("\n\n".join(texts) + "\n")
     panel.get_by_role("button", name="Compare").click()
-    embeddings = np.array(ask(client, "feature-extraction", texts, {"pooling": "cls"}))
-    embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+    embeddings = np.array(ask(client, "feature-extraction", texts, pooling="cls", normalize=True))
     cosines = embeddings @ embeddings.T
-    assert_alike(panel, texts, cosines[0])
+    assert_similarities(panel, texts, cosines[0])
     panel.locator("button.bar").nth(1).click()
     second = int(np.argsort(-cosines[0])[1])
-    assert_alike(panel, texts, cosines[second])
+    assert_similarities(panel, texts, cosines[second])
 
 
-def assert_alike(panel: Locator, texts: list[str], cosines: NDArray[np.float64]) -> None:
+def assert_similarities(panel: Locator, texts: list[str], cosines: NDArray[np.float64]) -> None:
+    """Check that the bars show the texts by descending cosine."""
     order = np.argsort(-cosines)
-    expect(panel.locator(".bar-label")).to_have_text([texts[place] for place in order])
-    figures = [float(figure) for figure in panel.locator(".bar-value").all_inner_texts()]
-    np.testing.assert_allclose(figures, cosines[order], atol=0.0051)
+    expect(panel.locator(".bar-label")).to_have_text([texts[index] for index in order])
+    values = [float(value) for value in panel.locator(".bar-value").all_inner_texts()]
+    np.testing.assert_allclose(values, cosines[order], atol=0.0051)
 
 
 def test_sentences_are_shown_with_their_coherence_and_the_order_of_each_pair(
@@ -219,8 +214,8 @@ def test_sentences_are_shown_with_their_coherence_and_the_order_of_each_pair(
     panel.get_by_role("button", name="Score").click()
     expected = ask(client, "sentence-order", {"sentences": texts})
     expect(panel.locator(".card")).to_have_text(texts)
-    figures = [percent(pair["in_order"]) for pair in expected["pairs"]]
-    expect(panel.locator(".link")).to_have_text(figures)
+    probabilities = [percent(pair["in_order"]) for pair in expected["pairs"]]
+    expect(panel.locator(".link")).to_have_text(probabilities)
     expect(panel.locator(".gauge-value")).to_have_text(percent(expected["coherence"]))
 
 
@@ -236,32 +231,27 @@ def test_the_entities_of_the_reply_are_marked_in_the_text(
     panel.get_by_role("button", name="Find").click()
     expect(page.locator("[aria-busy]")).to_have_count(0)
     with httpx.Client(base_url=token_service.url, timeout=30) as client:
-        expected = ask(client, "token-classification", text, {"aggregation_strategy": "average"})
-    assert expected
+        entities = ask(client, "token-classification", text, aggregation_strategy="average")
+    assert entities
     marks = panel.locator("mark")
-    expect(marks).to_have_text([item["word"] + item["entity_group"] for item in expected])
+    expect(marks).to_have_text([entity["word"] + entity["entity_group"] for entity in entities])
     expect(panel.locator(".passage b")).to_have_count(0)
 
 
-def test_an_error_is_shown_as_the_api_words_it(open_page: OpenPage, client: httpx.Client) -> None:
-    text = "no blank"
+def test_the_page_shows_the_error_of_the_api(open_page: OpenPage) -> None:
     page = open_page("fill-mask")
     panel = page.locator("#panel-fill-mask")
-    page.fill("#fill-mask-text", text)
+    page.fill("#fill-mask-text", "no blank")
     with page.expect_response("**/fill-mask") as response:
         page.keyboard.press("Control+Enter")
-    reply = client.post("/fill-mask", json={"inputs": text})
-    error = reply.json()
+    error = response.value.json()
     problem = panel.get_by_role("alert")
     expect(problem.locator(".problem-text")).to_have_text(error["error"])
-    request_id = response.value.json()["request_id"]
-    expect(problem.locator("dd")).to_have_text(
-        [str(reply.status_code), error["error_type"], request_id]
-    )
+    expect(problem.locator("dd")).to_have_text(["422", error["error_type"], error["request_id"]])
     expect(panel.locator(".result")).to_be_hidden()
 
 
-def test_a_model_is_chosen_and_a_key_is_sent_but_not_stored(
+def test_a_model_can_be_selected_and_a_key_is_sent_but_not_stored(
     open_page: OpenPage, bundle_dir: Path, tmp_path: Path
 ) -> None:
     models = tmp_path / "models"
@@ -279,8 +269,8 @@ def test_a_model_is_chosen_and_a_key_is_sent_but_not_stored(
         field.fill(KEY)
         page.keyboard.press("Enter")
         expect(page.locator("#panel-fill-mask .bar").first).to_be_visible()
-        kept = page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]")
-        assert kept == [0, 0, ""]
+        stored = page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]")
+        assert stored == [0, 0, ""]
         with page.expect_navigation():
             page.get_by_label("Model", exact=True).and_(page.locator("select")).select_option("two")
         field.fill(KEY)
@@ -291,7 +281,7 @@ def test_a_model_is_chosen_and_a_key_is_sent_but_not_stored(
         assert KEY not in page.content()
 
 
-def test_the_printed_command_sends_the_text_whatever_is_in_it(open_page: OpenPage) -> None:
+def test_the_printed_command_sends_a_text_with_special_characters(open_page: OpenPage) -> None:
     page = open_page("fill-mask")
     text = 'it\'s $(touch x) `y` \\ "q" !a\n<img src=x onerror=alert(1)> 🎉 [MASK]'
     page.fill("#fill-mask-text", text)
@@ -299,7 +289,7 @@ def test_the_printed_command_sends_the_text_whatever_is_in_it(open_page: OpenPag
     code = page.locator("#panel-fill-mask pre code")
     expect(code).to_contain_text("touch x")
     shell = f"curl() {{ printf '%s\\0' \"$@\"; }}\n{code.text_content()}"
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, check=True, timeout=30)
-    *_, body, _ = done.stdout.decode().split("\0")
+    run = subprocess.run(["bash", "-c", shell], capture_output=True, check=True, timeout=30)
+    *_, body, _ = run.stdout.decode().split("\0")
     assert json.loads(body)["inputs"] == text
     expect(page.locator("#panel-fill-mask img")).to_have_count(0)

@@ -1,13 +1,14 @@
-"""What the routes answer when the engine is slow or fails, or a caller goes; and their limits.
+"""The routes with a slow or failing engine, with clients that disconnect, and their limits.
 
-The application is the real one with the middleware around it, called in this process, over an
-engine that waits until it is told to go on.
+The tests call the real application, with its middleware, in this process. The engine waits until
+the test opens its gate.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -40,7 +41,7 @@ Serving = Callable[..., AbstractAsyncContextManager["Service"]]
 
 
 class SlowEngine:
-    """The real engine behind a gate; raises `failure` instead, where there is one."""
+    """The real engine behind a gate. If `failure` is set, it raises this error."""
 
     def __init__(self, engine: Engine) -> None:
         self.max_batch_tokens = engine.max_batch_tokens
@@ -59,7 +60,7 @@ class SlowEngine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:
-    """The application, a client of it, and what stands behind it."""
+    """The application, its client, engine, models and metrics."""
 
     app: AdmissionControl
     http: httpx.AsyncClient
@@ -72,15 +73,15 @@ class Service:
         return self.models.default.batcher
 
     def count(self, reason: str) -> float | None:
-        """Return how many requests were given up, by the service's metrics."""
+        """Return the number of requests that were given up for this reason, from the metrics."""
         labels = {"model": "tiny", "task": "fill-mask", "reason": reason}
         return self.registry.get_sample_value("albert_serve_requests_given_up_total", labels)
 
     async def post(self) -> httpx.Response:
         return await self.http.post(f"{MODEL}/fill-mask", json=REQUEST)
 
-    async def started(self) -> asyncio.Task[httpx.Response]:
-        """A request that the engine is busy with."""
+    async def occupy_engine(self) -> asyncio.Task[httpx.Response]:
+        """Send a request, and wait until the engine runs it."""
         task = asyncio.create_task(self.post())
         while not self.engine.num_inputs:
             await asyncio.sleep(0.001)
@@ -128,62 +129,67 @@ async def serve(engine: Engine, bundle_dir: Path, **options: Any) -> AsyncIterat
 
 @pytest.fixture
 def serving(engine: Engine, bundle_dir: Path) -> Serving:
-    """Opens a service with some settings."""
+    """A function that opens a service with some settings."""
     return functools.partial(serve, engine, bundle_dir)
 
 
+async def wait_until(is_true: Callable[[], bool]) -> None:
+    while not is_true():
+        await asyncio.sleep(0.001)
+
+
 @on_event_loop
-async def test_a_full_queue_is_429_with_retry_after_and_recovers(serving: Serving) -> None:
-    num_queued = 5  # of which one fits beside the one that the engine is busy with
+async def test_a_request_to_a_full_queue_is_429_until_there_is_room(serving: Serving) -> None:
+    num_requests = 5  # the queue has room for one of them
     async with serving(max_queue_tokens=10) as service:
-        running = await service.started()
-        queued = [asyncio.create_task(service.post()) for _ in range(num_queued)]
-        while service.count("shed") != num_queued - 1:
-            await asyncio.sleep(0.001)
+        running = await service.occupy_engine()
+        requests = [asyncio.create_task(service.post()) for _ in range(num_requests)]
+        await wait_until(lambda: service.count("shed") == num_requests - 1)
         service.engine.gate.set()
-        replies = await asyncio.gather(*queued)
-        again = await service.post()
-    refused = [reply for reply in replies if reply.status_code != 200]
-    assert len(refused) == num_queued - 1
-    for reply in refused:
+        replies = await asyncio.gather(*requests)
+        later_reply = await service.post()
+    rejections = [reply for reply in replies if reply.status_code != 200]
+    assert len(rejections) == num_requests - 1
+    for reply in rejections:
         assert_envelope(reply, 429, "overloaded")
         assert reply.headers["Retry-After"] == "1"
-    assert [reply.status_code for reply in (running.result(), again)] == [200, 200]
+    assert [reply.status_code for reply in (running.result(), later_reply)] == [200, 200]
 
 
 @on_event_loop
-async def test_requests_over_the_concurrency_are_429_unread_though_they_arrive_together(
+async def test_requests_over_the_concurrency_limit_are_429_if_all_arrive_together(
     serving: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Other models, other methods and paths of no task have no part in a model's limit."""
+    """Requests to other models, other methods and other paths do not count."""
     async with serving(max_concurrency=2) as service:
-        calls = [asyncio.create_task(service.post()) for _ in range(6)]
-        while service.count("shed") != 4:
-            await asyncio.sleep(0.001)
-        done = [call.result() for call in calls if call.done()]
-        for refused in done:
-            message = assert_envelope(refused, 429, "overloaded")
+        requests = [asyncio.create_task(service.post()) for _ in range(6)]
+        await wait_until(lambda: service.count("shed") == 4)
+        rejections = [request.result() for request in requests if request.done()]
+        for reply in rejections:
+            message = assert_envelope(reply, 429, "overloaded")
             assert message.startswith("2 requests are in progress; the limit is 2.")
-        assert len(done) == 4
+        assert len(rejections) == 4
         assert caplog.messages == ["1 requests were rejected, the last to tiny."]
         for path, status in (("/health", 200), ("/fill-mask", 405), ("/v1/models", 200)):
             assert (await service.http.get(path)).status_code == status
-        other = await service.http.post("/v1/models/none/fill-mask", json=REQUEST)
-        assert other.status_code == 404
+        reply = await service.http.post("/v1/models/none/fill-mask", json=REQUEST)
+        assert reply.status_code == 404
         service.engine.gate.set()
-        assert [(await call).status_code for call in calls].count(200) == 2
+        assert [(await request).status_code for request in requests].count(200) == 2
         assert (await service.post()).status_code == 200
 
 
 @on_event_loop
-async def test_a_request_over_the_queue_is_refused_before_it_is_encoded(serving: Serving) -> None:
+async def test_a_request_larger_than_the_queue_is_rejected_before_it_runs(
+    serving: Serving,
+) -> None:
     async with serving(max_queue_tokens=3) as service:
         assert_envelope(await service.post(), 422, "too_much_at_once")
         assert service.engine.num_inputs == 0
 
 
 @on_event_loop
-async def test_no_answer_and_no_body_in_time_are_504(serving: Serving) -> None:
+async def test_a_late_answer_and_a_late_body_are_504(serving: Serving) -> None:
     async def trickle() -> AsyncIterator[bytes]:
         yield b'{"inputs": '
         await asyncio.sleep(20)
@@ -204,7 +210,7 @@ async def test_no_answer_and_no_body_in_time_are_504(serving: Serving) -> None:
     ],
 )
 @on_event_loop
-async def test_a_failure_is_500_and_says_no_more_than_it_should(
+async def test_a_failure_is_500_and_its_details_are_only_logged(
     serving: Serving,
     failure: Exception,
     error_type: str,
@@ -216,21 +222,21 @@ async def test_a_failure_is_500_and_says_no_more_than_it_should(
         service.engine.gate.set()
         reply = await service.post()
         assert message in assert_envelope(reply, 500, error_type)
-        (logged,) = [record for record in caplog.records if record.levelname == "ERROR"]
-        assert reply.json()["request_id"] in logged.getMessage()
-        assert "secret" in str(logged.exc_info)
+        (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert reply.json()["request_id"] in record.getMessage()
+        assert "secret" in str(record.exc_info)
         assert "secret" not in reply.text
         service.engine.failure = None
         assert (await service.post()).status_code == 200
 
 
 @on_event_loop
-async def test_draining_refuses_new_requests_with_503_and_finishes_old_ones(
+async def test_a_closing_service_finishes_old_requests_and_replies_503_to_new_ones(
     serving: Serving,
 ) -> None:
     async with serving() as service:
         assert (await service.http.get("/health")).json() == {"status": "ok"}
-        running = await service.started()
+        running = await service.occupy_engine()
         closing = asyncio.create_task(service.models.close())
         await asyncio.sleep(0.01)
         assert_envelope(await service.http.get("/health"), 503, "not_ready")
@@ -242,22 +248,22 @@ async def test_draining_refuses_new_requests_with_503_and_finishes_old_ones(
 
 
 @on_event_loop
-async def test_before_it_is_started_everything_is_503() -> None:
+async def test_before_startup_every_reply_is_503() -> None:
     async with client_of(ErrorReplies(make_app(dict))) as http:
         assert_envelope(await http.post(f"{MODEL}/fill-mask", json=REQUEST), 503, "not_ready")
         assert_envelope(await http.get("/info"), 503, "not_ready")
 
 
 @on_event_loop
-async def test_work_of_a_caller_who_has_gone_leaves_the_queue(serving: Serving) -> None:
-    body = b'{"inputs": "The [MASK] run."}'
+async def test_a_request_leaves_the_queue_if_its_client_disconnects(serving: Serving) -> None:
+    body = json.dumps(REQUEST).encode()
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
-    gone = asyncio.Event()
+    is_disconnected = asyncio.Event()
 
     async def receive() -> Message:
         for message in messages:
             return message
-        await gone.wait()
+        await is_disconnected.wait()
         return {"type": "http.disconnect"}
 
     sent: list[Message] = []
@@ -269,39 +275,38 @@ async def test_work_of_a_caller_who_has_gone_leaves_the_queue(serving: Serving) 
     scope: Scope = {"type": "http", "method": "POST", "query_string": b"", "headers": headers}
     scope["path"] = f"{MODEL}/fill-mask"
     async with serving() as service:
-        running = await service.started()
-        leaving = asyncio.create_task(service.app(scope, receive, send))
-        while not service.batcher.num_queued_tokens:
-            await asyncio.sleep(0.001)
-        gone.set()
-        await leaving
+        running = await service.occupy_engine()
+        request = asyncio.create_task(service.app(scope, receive, send))
+        await wait_until(lambda: service.batcher.num_queued_tokens > 0)
+        is_disconnected.set()
+        await request
         assert service.batcher.num_queued_tokens == 0
         assert service.count("cancelled") == 1
-        assert sent[0]["status"] == 499  # for the log
+        assert sent[0]["status"] == 499  # the log has this status
         service.engine.gate.set()
         await running
     assert service.engine.num_inputs == 1
 
 
 @pytest.mark.parametrize("has_reply", [False, True])
-def test_a_slot_is_free_once_the_reply_begins_or_the_request_fails(has_reply: bool) -> None:
-    limits, seen = make_limits(max_concurrency=1), list[int]()
+def test_a_request_stops_counting_when_its_reply_begins_or_it_fails(has_reply: bool) -> None:
+    limits, counts = make_limits(max_concurrency=1), list[int]()
 
     async def fail(_scope: Scope, _receive: Receive, send: Send) -> None:
-        seen.append(limits.num_requests)
+        counts.append(limits.num_requests)
         if has_reply:
             await send({"type": "http.response.start", "status": 200, "headers": []})
         raise ArithmeticError
 
     async def send(_message: Message) -> None:
-        seen.append(limits.num_requests)
+        counts.append(limits.num_requests)
 
     control = AdmissionControl(fail, find=lambda target: (limits, str(target.task)))
     scope: Scope = {"type": "http", "method": "POST", "path": "/fill-mask"}
-    receive: Any = None  # nobody reads the body
+    receive: Any = None  # the body is not read
     with pytest.raises(ArithmeticError):
         asyncio.run(control(scope, receive, send))
-    assert [*seen, limits.num_requests] == ([1, 0, 0] if has_reply else [1, 0])
+    assert [*counts, limits.num_requests] == ([1, 0, 0] if has_reply else [1, 0])
 
 
 SMALL_BYTES = 4096
@@ -312,10 +317,10 @@ def admission(limits: Limits) -> Admission:
     return Admission(limits, "fill-mask")
 
 
-def test_large_bodies_have_one_bound_which_a_single_one_may_exceed() -> None:
+def test_large_bodies_share_a_limit_that_a_single_body_may_exceed() -> None:
     limits = make_limits(max_held_bytes=2 * LARGE_BYTES)
-    with admission(limits) as alone:
-        alone.count_bytes(3 * LARGE_BYTES)
+    with admission(limits) as single:
+        single.count_bytes(3 * LARGE_BYTES)
     with admission(limits) as first, admission(limits) as third:
         first.count_bytes(SMALL_BYTES)
         assert limits.large.num_bytes == 0

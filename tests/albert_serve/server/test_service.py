@@ -1,9 +1,10 @@
-"""The service process over real HTTP: others' clients and services, load, and its end."""
+"""The service process over HTTP: other libraries' clients, other services, load and shutdown."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import time
 from collections import Counter
@@ -44,17 +45,16 @@ from tests.albert_serve.support import (
 TEXTS = ["It rained.", "An earned run is any run that was not enabled by a fielding error."]
 
 
-def test_tasks_mix_under_load_and_none_gets_anothers_answer(client: httpx.Client) -> None:
-    alone = {task: post(client, task, VALID[task]).json() for task in VALID}
+def test_concurrent_requests_for_all_tasks_get_their_own_answers(client: httpx.Client) -> None:
+    expected = {task: post(client, task, VALID[task]).json() for task in VALID}
+    tasks = [*VALID] * 20
     with ThreadPoolExecutor(16) as threads:
-        replies = list(
-            threads.map(lambda task: (task, post(client, task, VALID[task])), [*VALID] * 20)
-        )
-    for task, reply in replies:
-        assert_close(reply.json(), alone[task])
+        replies = threads.map(lambda task: post(client, task, VALID[task]), tasks)
+    for task, reply in zip(tasks, replies, strict=True):
+        assert_close(reply.json(), expected[task])
 
 
-def test_refusals_of_bentomls_routes_and_of_long_streams_have_the_envelope(
+def test_errors_of_bentomls_routes_and_of_streamed_bodies_have_the_envelope(
     client: httpx.Client,
 ) -> None:
     def chunks() -> Iterator[bytes]:
@@ -68,7 +68,7 @@ def test_refusals_of_bentomls_routes_and_of_long_streams_have_the_envelope(
 
 
 @pytest.mark.parametrize("path", ["/v1", "/v1/models/tiny"])
-def test_openais_own_client(service: Running, client: httpx.Client, path: str) -> None:
+def test_openais_client_gets_embeddings(service: Running, client: httpx.Client, path: str) -> None:
     expected = post(client, "feature-extraction", TEXTS, normalize=True).json()
     with OpenAI(base_url=f"{service.url}{path}", api_key="none", max_retries=0) as caller:
         reply = caller.embeddings.create(model="tiny", input=TEXTS)
@@ -81,11 +81,11 @@ def test_openais_own_client(service: Running, client: httpx.Client, path: str) -
 
 def test_openais_client_lists_the_models(service: Running, client: httpx.Client) -> None:
     with OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as caller:
-        (listed,) = caller.models.list()
-        assert (listed.id, listed.object, listed.owned_by) == ("tiny", "model", "albert-serve")
-        retrieved = caller.models.retrieve("tiny")
-        assert retrieved.model_extra is not None
-        assert retrieved.model_extra["tasks"] == client.get("/info").json()["tasks"]
+        (model,) = caller.models.list()
+        assert (model.id, model.object, model.owned_by) == ("tiny", "model", "albert-serve")
+        model = caller.models.retrieve("tiny")
+        assert model.model_extra is not None
+        assert model.model_extra["tasks"] == client.get("/info").json()["tasks"]
 
 
 def test_hugging_faces_client_gets_entities(token_service: Running) -> None:
@@ -93,85 +93,92 @@ def test_hugging_faces_client_gets_entities(token_service: Running) -> None:
     text = "Anna Berg lives in Vienna. She came in 1932."
     with httpx.Client(base_url=token_service.url) as http:
         for strategy in ("none", "average"):
-            got = hub.token_classification(text, aggregation_strategy=strategy, stride=4)
+            entities = hub.token_classification(text, aggregation_strategy=strategy, stride=4)
             options = {"aggregation_strategy": strategy}
             expected = post(http, "token-classification", text, **options).json()
             assert expected
-            assert_close([{name: item[name] for name in expected[0]} for item in got], expected)
+            fields = [{name: entity[name] for name in expected[0]} for entity in entities]
+            assert_close(fields, expected)
 
 
-# Of BentoML and of what it imports.
-bentomls_warnings = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+# BentoML and its dependencies emit deprecation warnings.
+ignore_warnings_of_bentoml = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 KEY = "a-key-between-services"
 COMPOSED = "tests.albert_serve.server.composed:Composed"
 
 
 @contextmanager
-def calling(url: str) -> Iterator[Any]:
+def bentoml_client(url: str) -> Iterator[Any]:
+    """Open BentoML's client of a service."""
     with bentoml.SyncHTTPClient(url) as client:
         yield client
-        client._temp_dir.cleanup()  # else it is the interpreter that does it, with a warning
+        client._temp_dir.cleanup()  # avoids a warning at the end of the process
 
 
 @pytest.fixture
 def native(service: Running) -> Iterator[Any]:
-    with calling(service.url) as client:
+    """BentoML's client of the service."""
+    with bentoml_client(service.url) as client:
         yield client
 
 
-def method(task: str) -> str:
-    return task.replace("-", "_")
+def method(client: Any, task: str) -> Any:
+    """Return the method of a client, or of a service, for a task."""
+    return getattr(client, task.replace("-", "_"))
 
 
-@bentomls_warnings
-def test_bentomls_clients_get_what_http_does_and_raise_our_refusals(
+@ignore_warnings_of_bentoml
+def test_bentomls_clients_get_the_replies_and_errors_of_http(
     service: Running, native: Any, client: httpx.Client
 ) -> None:
     async def ask() -> list[Any]:
         async with bentoml.AsyncHTTPClient(service.url) as caller:
-            calls = [getattr(caller, method(task))(**EXAMPLES[task]) for task in VALID]
+            calls = [method(caller, task)(**EXAMPLES[task]) for task in VALID]
             replies = [*await asyncio.gather(*calls), await caller.info()]
             caller._temp_dir.cleanup()
             return replies
 
     *replies, info = asyncio.run(ask())
     for task, reply in zip(VALID, replies, strict=True):
-        assert_close(reply, getattr(native, method(task))(**EXAMPLES[task]))
+        assert_close(reply, method(native, task)(**EXAMPLES[task]))
         assert_close(reply, client.post(f"/{task}", json=EXAMPLES[task]).json())
     assert info == native.info()
     assert InfoReply.model_validate(info).model_id == "tiny"
-    with pytest.raises(UnprocessableEntity) as refused:
+    with pytest.raises(UnprocessableEntity) as caught:
         native.fill_mask("none")
-    assert "[MASK]" in json.loads(refused.value.message)["error"]
+    assert "[MASK]" in json.loads(caught.value.message)["error"]
 
 
-@bentomls_warnings
-def test_another_service_depends_on_ours(bundle_dir: Path, tmp_path: Path, native: Any) -> None:
-    """It gets typed replies and our refusals, also where a key is needed."""
+@ignore_warnings_of_bentoml
+def test_a_dependent_service_gets_typed_replies_and_errors(
+    bundle_dir: Path, tmp_path: Path, native: Any
+) -> None:
+    """Our service requires a key, which the other service has."""
     environment = service_environment(bundle_dir, tmp_path)
     environment["ALBERT_SERVE_API_KEYS"] = environment["BENTO_CLOUD_API_KEY"] = KEY
     command = ("bentoml", "serve", COMPOSED, "--working-dir", str(ROOT))
     with (
         running_service(environment, tmp_path, command) as running,
-        calling(running.url) as composed,
+        bentoml_client(running.url) as composed,
     ):
         for task, item in VALID.items():
             for inputs in (item, [item] * 2):
-                _, reply = composed.ask(method(task), inputs, {"truncation": "truncate"})
-                assert_close(reply, getattr(native, method(task))(inputs))
-        kind, _ = composed.ask("question_answering", VALID["question-answering"])
-        assert kind == Answer.__name__
+                name = task.replace("-", "_")
+                _, reply = composed.ask(name, inputs, {"truncation": "truncate"})
+                assert_close(reply, method(native, task)(inputs))
+        type_name, _ = composed.ask("question_answering", VALID["question-answering"])
+        assert type_name == Answer.__name__
         name, *tasks = composed.names()
         assert (name, {*tasks}) == ("tiny", {*VALID})
         with pytest.raises(UnprocessableEntity, match=r"no \[MASK\]"):
             composed.ask("fill_mask", "none")
 
 
-@bentomls_warnings
-def test_calls_in_process_take_and_return_values_and_raise_bentomls_exceptions(
+@ignore_warnings_of_bentoml
+def test_calls_in_process_return_typed_values_and_raise_bentomls_exceptions(
     bundle_dir: Path, native: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a service that depends on ours in this process: BentoML calls none of our hooks."""
+    """If the other service runs in this process, BentoML does not call our hooks."""
     monkeypatch.setenv("ALBERT_SERVE_BUNDLE", str(bundle_dir))
     from tests.albert_serve.server.composed import Composed
 
@@ -205,7 +212,7 @@ async def connect(running: Running, stack: AsyncExitStack) -> tuple[asyncio.Stre
 
 
 async def request(running: Running) -> tuple[int, bool]:
-    """The status of one request over a connection of its own, and whether it says when to retry."""
+    """Send a request over a new connection; return its status, and whether it has Retry-After."""
     async with AsyncExitStack() as stack:
         reader, writer = await connect(running, stack)
         writer.write(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY)
@@ -213,40 +220,40 @@ async def request(running: Running) -> tuple[int, bool]:
         return int(reply.split()[1]), b"retry-after: " in reply.lower()
 
 
-def test_512_clients_at_once_get_200_or_429(service: Running) -> None:
+def test_512_concurrent_clients_get_200_or_429(service: Running) -> None:
     async def ask_all() -> list[tuple[int, bool]]:
         return await asyncio.gather(*(request(service) for _ in range(NUM_CLIENTS)))
 
-    counted = Counter(asyncio.run(ask_all()))
-    assert counted.keys() <= {(200, False), (429, True)}
-    assert counted[200, False] > 0
+    counts = Counter(asyncio.run(ask_all()))
+    assert counts.keys() <= {(200, False), (429, True)}
+    assert counts[200, False] > 0
 
 
-def test_unfinished_bodies_keep_nobody_waiting(service: Running) -> None:
-    async def ask_beside() -> list[tuple[int, bool]]:
+def test_unfinished_bodies_do_not_block_other_requests(service: Running) -> None:
+    async def ask() -> list[tuple[int, bool]]:
         async with AsyncExitStack() as stack:
             for _ in range(NUM_UNFINISHED):
                 _, writer = await connect(service, stack)
                 writer.write(HEAD + b"Content-Length: 60000\r\n\r\n" + BODY)
             return [await request(service) for _ in range(20)]
 
-    assert set(asyncio.run(ask_beside())) == {(200, False)}
+    assert set(asyncio.run(ask())) == {(200, False)}
 
 
-def test_sigterm_finishes_what_was_accepted(bundle_dir: Path, tmp_path: Path) -> None:
-    """Started as a user would start it, which shows the command line's `serve` as well."""
+def test_sigterm_finishes_the_accepted_requests(bundle_dir: Path, tmp_path: Path) -> None:
+    """The service runs by the command `albert-serve serve`."""
     num_requests = 24
     long_text = {"inputs": ["The [MASK] " + "run " * 100] * MAX_ITEMS}
     with served(bundle_dir, tmp_path, ("albert_serve", "serve")) as running:
         with ThreadPoolExecutor(num_requests) as threads:
-            waiting = [
+            requests = [
                 threads.submit(httpx.post, f"{running.url}/fill-mask", json=long_text, timeout=90)
                 for _ in range(num_requests)
             ]
             wait_for_requests(running, num_requests)
-            assert not all(call.done() for call in waiting)
+            assert not all(request.done() for request in requests)
             running.process.send_signal(signal.SIGTERM)
-            replies = [call.result() for call in waiting]
+            replies = [request.result() for request in requests]
         assert [reply.status_code for reply in replies] == [200] * num_requests
         assert all(len(reply.json()) == MAX_ITEMS for reply in replies)
         running.process.wait(timeout=60)
@@ -255,13 +262,11 @@ def test_sigterm_finishes_what_was_accepted(bundle_dir: Path, tmp_path: Path) ->
 
 
 def wait_for_requests(running: Running, num_requests: int) -> None:
-    """Until, by BentoML's own metrics, that many are being answered or have been."""
-    give_up_s = time.monotonic() + 20
-    while time.monotonic() < give_up_s:
-        arrived = 0.0
-        for line in httpx.get(f"{running.url}/metrics", timeout=20).text.splitlines():
-            if "/fill-mask" in line and ("_request_in_progress{" in line or "_total{" in line):
-                arrived += float(line.split()[-1])
-        if arrived >= num_requests:
+    """Wait until BentoML's metrics count this number of requests, in progress or answered."""
+    count = re.compile(r'_(?:request_in_progress|total)\{.*"/fill-mask".* (\S+)$', re.MULTILINE)
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        metrics = httpx.get(f"{running.url}/metrics", timeout=20).text
+        if sum(map(float, count.findall(metrics))) >= num_requests:
             return
     pytest.fail("the requests did not arrive")

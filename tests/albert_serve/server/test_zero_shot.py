@@ -1,4 +1,4 @@
-"""Zero-shot classification, against the pipeline of transformers and Hugging Face's client."""
+"""Zero-shot classification: the pipeline of `transformers`, Hugging Face's client, and limits."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ TEMPLATE = "The topic is {}, I think."
 @pytest.fixture(
     scope="module",
     params=[["contradiction", "neutral", "ENTAILMENT"], ["entail", "neutral", "contradict"]],
-    ids=["last", "first"],
+    ids=["entailment last", "entailment first"],
 )
 def checkpoint(
     request: pytest.FixtureRequest, checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
+    """A checkpoint with a classifier for natural language inference."""
     torch.manual_seed(5)
     model = load_checkpoint(checkpoint_dir, {"text-classification": len(request.param)})
     weight = model.get_parameter("heads.text-classification.output.weight")
-    torch.nn.init.normal_(weight)  # else all labels have nearly the same score
+    torch.nn.init.normal_(weight)  # otherwise, all labels have nearly the same score
     folder = tmp_path_factory.mktemp("nli") / "checkpoint"
     labels = {
         "id2label": {str(index): label for index, label in enumerate(request.param)},
@@ -62,7 +63,7 @@ def albert(bundle: Path) -> Iterator[AlbertClient]:
         yield client
 
 
-def test_scores_are_those_of_transformers(albert: AlbertClient, checkpoint: Path) -> None:
+def test_scores_equal_those_of_transformers(albert: AlbertClient, checkpoint: Path) -> None:
     oracle: Any = transformers.pipeline("zero-shot-classification", str(checkpoint), device="cpu")
     oracle.tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     cases: list[dict[str, Any]] = [{}, {"multi_label": True}, {"hypothesis_template": TEMPLATE}]
@@ -73,7 +74,7 @@ def test_scores_are_those_of_transformers(albert: AlbertClient, checkpoint: Path
             assert [item.score for item in answer] == pytest.approx(expected["scores"], abs=1e-5)
 
 
-def test_labels_in_one_text_are_split_at_its_commas(albert: AlbertClient) -> None:
+def test_candidate_labels_can_be_a_text_with_commas(albert: AlbertClient) -> None:
     answers = albert.zero_shot_classification(TEXTS, "sport,the weather , cinema")
     assert answers == albert.zero_shot_classification(TEXTS, LABELS)
 
@@ -85,21 +86,21 @@ def test_labels_in_one_text_are_split_at_its_commas(albert: AlbertClient) -> Non
         (LABELS, {"hypothesis_template": "{} or {}"}, "Write {} exactly once"),
     ],
 )
-def test_refusals(
+def test_an_empty_label_and_an_invalid_template_are_rejected(
     albert: AlbertClient, labels: list[str], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
         albert.zero_shot_classification("a text", labels, **options)
 
 
-def test_long_texts_are_refused_or_cut(albert: AlbertClient) -> None:
+def test_long_texts_are_rejected_unless_truncation_is_set(albert: AlbertClient) -> None:
     with pytest.raises(TextTooLongError, match="truncation"):
         albert.zero_shot_classification("run " * 300, LABELS)
     assert albert.zero_shot_classification("run " * 300, LABELS, truncation=True)
 
 
-def test_labels_are_counted_with_each_text_before_any_is_encoded() -> None:
-    """A short body could ask for very many characters: each text is read with each label."""
+def test_the_limit_counts_the_characters_of_each_label_once_for_each_text() -> None:
+    """The model reads each text with each label, so a short body could cause much work."""
     labels = [f"{number} {'long ' * 100}" for number in range(250)]
     parameters = {"candidate_labels": labels, "hypothesis_template": "a" * 900 + "{}"}
     request = ZeroShotRequest.model_validate({"inputs": ["a"] * 100, "parameters": parameters})
@@ -115,21 +116,22 @@ def test_labels_are_counted_with_each_text_before_any_is_encoded() -> None:
         (["entailment", "maybe", "no"], (0, 2)),
     ],
 )
-def test_contradiction_is_the_label_of_that_name_or_at_the_other_end(
+def test_contradiction_is_found_by_its_name_or_at_the_other_end(
     labels: list[str], columns: tuple[int, int]
 ) -> None:
+    """`columns` are the indices of entailment and contradiction."""
     entry = HeadEntry(graph="a.onnx", num_outputs=3, labels=labels)
     setup: Any = SimpleNamespace(heads={"text-classification": entry})
     task = ZeroShot.open({"text-classification": TextClassification(setup)})
     assert (task.entailment, task.contradiction) == columns
 
 
-def test_a_model_without_entailment_has_no_such_task(local: httpx.Client) -> None:
+def test_a_model_without_an_entailment_label_does_not_have_the_task(local: httpx.Client) -> None:
     reply = post(local, "zero-shot-classification", "a text", candidate_labels=LABELS)
     assert "MNLI" in assert_envelope(reply, 404, "not_found")
 
 
-def test_hugging_faces_client(
+def test_hugging_faces_client_gets_our_scores(
     bundle: Path, albert: AlbertClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with local_http(bundle) as http:
