@@ -38,7 +38,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests the marks of their folders; pytest reads only the marks of files."""
+    """Give tests the marks of their folders, because pytest reads only the marks of files."""
     for item in items:
         for folder in item.path.relative_to(_TESTS).parents:
             for mark in _marks(_TESTS / folder):

@@ -20,19 +20,14 @@ def skip_without_gpu(item: pytest.Item) -> None:
     """
     if item.get_closest_marker("gpu") is None:
         return
-    is_training = item.path.is_relative_to(_TESTS / "training")
-    reason = _torch_reason() if is_training else _onnxruntime_reason()
+    reason: str | None
+    if item.path.is_relative_to(_TESTS / "training"):
+        import torch
+
+        reason = None if torch.cuda.is_available() else "torch finds no CUDA device"
+    else:
+        from albert_serve.runtime.cuda import no_cuda_reason
+
+        reason = no_cuda_reason()
     if reason is not None:
         pytest.skip(f"needs a GPU (make test-gpu): {reason}")
-
-
-def _torch_reason() -> str | None:
-    import torch
-
-    return None if torch.cuda.is_available() else "torch finds no CUDA device"
-
-
-def _onnxruntime_reason() -> str | None:
-    from albert_serve.runtime.cuda import no_cuda_reason
-
-    return no_cuda_reason()

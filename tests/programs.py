@@ -1,4 +1,4 @@
-"""Programs that tests call and pip does not install."""
+"""Programs that tests run and pip does not install."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def needs_program(*names: str, package: str | None = None) -> str:
-    """Return the path of a program; without it, skip the test, or let it fail in CI.
+    """Return the path of a program. Without the program, skip the test; in CI, fail it.
 
     Args:
         names: names of the program, the usual name first.
@@ -17,11 +17,11 @@ def needs_program(*names: str, package: str | None = None) -> str:
     """
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
-        end = pytest.fail if is_ci() else pytest.skip
-        end(f"{names[0]} is not installed. Run apt-get install {package or names[0]}.")
+        stop = pytest.fail if is_ci() else pytest.skip
+        stop(f"{names[0]} is not installed. Run apt-get install {package or names[0]}.")
     return path
 
 
 def is_ci() -> bool:
-    """Whether tests run in CI: most systems, and `.ci/run`, set the variable CI."""
+    """Return whether the variable CI is set, as most CI systems and `.ci/run` do."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false")
