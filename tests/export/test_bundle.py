@@ -76,7 +76,7 @@ def test_a_bundle_is_complete_reproducible_and_readable(
     assert Bundle.open(target.with_name("copy")).manifest.files == bundle.manifest.files
 
 
-def test_only_a_bundle_is_replaced_and_only_on_request(checkpoint: Path, target: Path) -> None:
+def test_only_bundles_are_replaced_and_only_with_overwrite(checkpoint: Path, target: Path) -> None:
     target.mkdir(parents=True)
     with pytest.raises(ExportError, match="already exists"):
         export_bundle(checkpoint, target)

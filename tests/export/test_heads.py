@@ -98,7 +98,7 @@ def test_each_classifier_is_measured_on_its_own_data(classifiers: Path, tmp_path
     }
 
 
-def test_a_manifest_of_version_2_is_read(classifiers_bundle: Bundle, tmp_path: Path) -> None:
+def test_manifests_of_version_2_are_read(classifiers_bundle: Bundle, tmp_path: Path) -> None:
     """In version 2, the entry of the default classifier contains the other classifiers."""
     shutil.copytree(classifiers_bundle.folder, tmp_path / "bundle")
     file = tmp_path / "bundle/manifest.json"

@@ -225,7 +225,7 @@ def test_entities_are_measured_by_f1_and_scored_by_missing_and_wrong_ones(
         ("regression", [4], [3]),
     ],
 )
-def test_differences_are_those_of_probabilities(
+def test_differences_are_measured_in_probabilities(
     source: Source,
     tokenizer: AlbertTokenizer,
     tmp_path: Path,

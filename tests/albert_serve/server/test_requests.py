@@ -140,7 +140,7 @@ def embed_openai(client: httpx.Client, **body: Any) -> Any:
     return client.post(EMBEDDINGS_PATH, json=body).json()
 
 
-def test_openais_format(local: httpx.Client, tokenizer: AlbertTokenizer) -> None:
+def test_embeddings_in_openais_format(local: httpx.Client, tokenizer: AlbertTokenizer) -> None:
     reply = embed_openai(local, input=TEXTS, model="tiny", user="someone")
     EmbeddingsReply.model_validate(reply)
     num_tokens = sum(len(tokenizer.encode(text)) for text in TEXTS)
@@ -167,7 +167,7 @@ def test_parameters_are_accepted_in_parameters_and_at_the_top_level(local: httpx
     np.testing.assert_allclose(reply.json(), expected, atol=1e-5)
 
 
-def test_the_format_of_text_embeddings_inference(local: httpx.Client) -> None:
+def test_embeddings_in_the_format_of_text_embeddings_inference(local: httpx.Client) -> None:
     """One text also gets a list. Embeddings have length 1 unless `normalize` is false."""
     left = embed(local, LONG, normalize=True, truncation=True, truncation_direction="left")
     for body, expected in (

@@ -206,7 +206,7 @@ async def test_a_late_answer_and_a_late_body_are_504(serving: Serving) -> None:
     ("failure", "error_type", "message"),
     [
         pytest.param(EngineError("/secret/file"), "engine", "model failed", id="engine"),
-        pytest.param(KeyError("secret"), "internal", "unexpected error", id="bug"),
+        pytest.param(KeyError("secret"), "internal", "unexpected error", id="unexpected"),
     ],
 )
 @on_event_loop
