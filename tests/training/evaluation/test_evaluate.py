@@ -1,9 +1,10 @@
-"""Figures are what the model does on the files, printed and written alike."""
+"""`albert-serve evaluate` prints and writes the metrics of a checkpoint on held-out data."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from tests.training.support import (
     randomize,
 )
 from training.commands.evaluate import main
-from training.data.batch import pad
+from training.data.batch import PretrainBatch, pad
 from training.data.examples import Example, ExampleSettings, SentenceTask, build_examples
 from training.data.masking import NgramMasking
 from training.data.shards import Shards
@@ -52,6 +53,9 @@ from training.tasks.question_answering.metrics import (
 pytestmark = pytest.mark.process
 
 Capture = pytest.CaptureFixture[str]
+TASKS: tuple[Task, ...] = ("fill-mask", "sentence-order")
+# Prefixes of metrics: all questions, questions with an answer, and questions without one.
+PARTS = ("", "has_answer_", "no_answer_")
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +63,19 @@ def checkpoint(finetuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return Path(shutil.copytree(finetuned / "checkpoint", tmp_path_factory.mktemp("e") / "c"))
 
 
-def test_every_task_is_measured_by_its_own_figures(
+def test_every_task_has_its_own_metrics(
     checkpoint: Path, easy_corpus: Path, labelled: Path, capsys: Capture
 ) -> None:
     arguments = [str(checkpoint), "--pretraining", str(easy_corpus), "--length", "32"]
     arguments += ["--text-classification", str(labelled), "--question-answering", str(SQUAD)]
     assert main(arguments) == 0
-    *table, last = capsys.readouterr().out.splitlines()
-    assert last == f"Written to {checkpoint / 'evaluation.json'}."
-    figures = json.loads((checkpoint / "evaluation.json").read_text())
-    classes = figures.pop("text_classification_classes")
-    confusion = figures.pop("text_classification_confusion")
-    assert figures.pop("question_answering_parameters")["max_answer_len"] == 30
-    data = {name: figures.pop(name) for name in list(figures) if name.endswith("_data")}
+    *table, last_line = capsys.readouterr().out.splitlines()
+    assert last_line == f"Written to {checkpoint / 'evaluation.json'}."
+    metrics = json.loads((checkpoint / "evaluation.json").read_text())
+    classes = metrics.pop("text_classification_classes")
+    confusion = metrics.pop("text_classification_confusion")
+    assert metrics.pop("question_answering_parameters")["max_answer_len"] == 30
+    data = {name: metrics.pop(name) for name in list(metrics) if name.endswith("_data")}
     assert data == {
         "masked_data": easy_corpus.name,
         "sentence_order_data": easy_corpus.name,
@@ -79,100 +83,95 @@ def test_every_task_is_measured_by_its_own_figures(
         "question_answering_data": SQUAD.name,
     }
     assert sum(sum(row.values()) for row in confusion.values()) == 40
-    assert [line.split()[0] for line in table] == list(figures)
-    for line, value in zip(table, figures.values(), strict=True):
+    assert [line.split()[0] for line in table] == list(metrics)
+    for line, value in zip(table, metrics.values(), strict=True):
         assert float(line.split()[1].replace(",", "")) == pytest.approx(value, abs=6e-5)
-    assert 0 < figures["masked_accuracy"] < 1
-    assert figures["sentence_order_pairs"] > 50
-    assert figures["text_classification_texts"] == 40
+    assert 0 < metrics["masked_accuracy"] < 1
+    assert metrics["sentence_order_pairs"] > 50
+    assert metrics["text_classification_texts"] == 40
     assert {name: row["texts"] for name, row in classes.items()} == {"negative": 20, "positive": 20}
-    assert figures["question_answering_questions"] == 33
-    assert 0 <= figures["question_answering_exact_match"] <= figures["question_answering_f1"] <= 100
+    assert metrics["question_answering_questions"] == 33
+    assert 0 <= metrics["question_answering_exact_match"] <= metrics["question_answering_f1"] <= 100
 
 
 @pytest.fixture
 def model() -> AlbertForTasks:
     config = replace(TINY, vocab_size=800, max_positions=64)
-    model = AlbertForTasks(config, head_sizes(config, ("fill-mask", "sentence-order"))).eval()
+    model = AlbertForTasks(config, head_sizes(config, TASKS)).eval()
     randomize(model, seed=0)
     return model
 
 
 @pytest.mark.parametrize("task", ["sop", "nsp"])
-def test_figures_of_held_out_rows_are_counted_as_by_hand(
+def test_metrics_of_held_out_rows_are_those_of_each_prediction(
     model: AlbertForTasks, shards: Shards, task: SentenceTask
 ) -> None:
-    """In fp32; all positions go through all layers, and each prediction is counted alone.
+    """The model runs in fp32, and every layer reads every position.
 
-    Masks stand in texts of one segment, but beside next sentences.
+    With the task sop, masked texts have one segment; with nsp, two.
     """
-    tasks: tuple[Task, ...] = ("fill-mask", "sentence-order")
     masking = NgramMasking(word_starts=np.ones(800, bool))
     settings = ExampleSettings(length=64, sentence_task=task)
-    figures = evaluate_pretraining(model, shards, masking, settings, "fp32")
-    expected: dict[str, float] = {"unigram_entropy": unigram_entropy(shards, 800)}
-    names = {"fill-mask": "masked", "sentence-order": "next_sentence" if task == "nsp" else ""}
-    read = settings if task == "nsp" else replace(settings, sentence_task="none")
-    for head in tasks:
-        if name := names[head]:
-            losses, is_right = predictions_by_hand(model, head, shards, masking, read)
-            expected[f"{name}_loss"] = sum(losses) / len(losses)
-            expected[f"{name}_accuracy"] = sum(is_right) / len(is_right)
-            expected["masked_tokens" if head == "fill-mask" else f"{name}_pairs"] = len(losses)
-    order = {name: figures.pop(name) for name in list(figures) if "sentence_order" in name}
-    assert bool(order) == (task == "sop")
-    assert figures == pytest.approx(expected, rel=1e-5)
+    metrics = evaluate_pretraining(model, shards, masking, settings, "fp32")
+    if task == "sop":
+        assert "sentence_order_loss" in metrics
+        metrics = {name: metrics[name] for name in metrics if "sentence_order" not in name}
+        settings = replace(settings, sentence_task="none")
+    batches = list(held_out(shards, masking, settings))
+    loss, accuracy, count = metrics_by_hand(model, "fill-mask", batches)
+    expected = {"masked_loss": loss, "masked_accuracy": accuracy, "masked_tokens": count}
+    expected["unigram_entropy"] = unigram_entropy(shards, 800)
+    if task == "nsp":
+        loss, accuracy, count = metrics_by_hand(model, "sentence-order", batches)
+        expected |= {"next_sentence_loss": loss, "next_sentence_accuracy": accuracy}
+        expected["next_sentence_pairs"] = count
+    assert metrics == pytest.approx(expected, rel=1e-5)
     assert not model.training
 
 
 @torch.no_grad()
-def predictions_by_hand(
-    model: AlbertForTasks,
-    head: Task,
-    shards: Shards,
-    masking: NgramMasking,
-    settings: ExampleSettings,
-) -> tuple[list[float], list[bool]]:
-    """The loss of each prediction of a head on the held-out rows, and whether it is right."""
+def metrics_by_hand(
+    model: AlbertForTasks, head: Task, batches: Sequence[PretrainBatch]
+) -> tuple[float, float, int]:
+    """Return loss, accuracy and number of the predictions of a head, each computed separately."""
     losses: list[float] = []
     is_right: list[bool] = []
-    for batch in held_out(shards, masking, settings):
-        hidden = model(batch.tokens).flatten(0, 1)
-        rows, targets = (
-            (batch.rows, batch.targets) if head == "fill-mask" else (batch.firsts, batch.labels)
-        )
-        for logits, target in zip(model.logits(head, hidden[rows]), targets.tolist(), strict=True):
+    for batch in batches:
+        is_masked = head == "fill-mask"
+        rows = batch.rows if is_masked else batch.firsts
+        targets = batch.targets if is_masked else batch.labels
+        logits_RK = model.logits(head, model(batch.tokens).flatten(0, 1)[rows])
+        for logits_K, target in zip(logits_RK, targets.tolist(), strict=True):
             if target >= 0:
-                losses.append(float(logits.logsumexp(0) - logits[target]))
-                is_right.append(int(logits.argmax()) == target)
-    return losses, is_right
+                losses.append(float(logits_K.logsumexp(0) - logits_K[target]))
+                is_right.append(int(logits_K.argmax()) == target)
+    return float(np.mean(losses)), float(np.mean(is_right)), len(losses)
 
 
-def test_questions_without_an_answer_have_figures_and_a_threshold(
+def test_the_best_no_answer_threshold_gives_the_best_metrics(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    """The best threshold gives the best figure, and the files hold what is scored.
+    """The files of predictions contain the scored answers.
 
-    One by which no question has an answer is none that a bundle should get.
+    The best threshold is not written if it leaves every question without an answer.
     """
-    output, folder = tmp_path / "figures.json", tmp_path / "answers"
+    output, folder = tmp_path / "metrics.json", tmp_path / "answers"
     options = [str(checkpoint), "--question-answering", str(SQUAD_V2), "--output", str(output)]
     assert main(options) == 0
-    figures = json.loads(output.read_text())
-    counts = [figures[f"question_answering_{part}questions"] for part in PARTS]
+    metrics = json.loads(output.read_text())
+    counts = [metrics[f"question_answering_{part}questions"] for part in PARTS]
     assert counts == [68, 32, 36]
     for name in ("exact_match", "f1"):
-        whole, some, none = (figures[f"question_answering_{part}{name}"] for part in PARTS)
-        assert whole == pytest.approx((32 * some + 36 * none) / 68)
-        assert whole <= figures[f"question_answering_best_{name}"]
-        assert figures[f"question_answering_best_{name}"] >= 100 * 36 / 68
-    threshold = figures["question_answering_best_exact_match_threshold"]
-    assert "question_answering_best_f1_threshold" not in figures
-    more = [
-        *("--null-score-diff-threshold", str(threshold)),
-        *("--predictions", str(folder / "dev.json")),
-    ]
-    assert main([*options, *more]) == 0
+        overall, answerable, impossible = (
+            metrics[f"question_answering_{part}{name}"] for part in PARTS
+        )
+        assert overall == pytest.approx((32 * answerable + 36 * impossible) / 68)
+        assert overall <= metrics[f"question_answering_best_{name}"]
+        assert metrics[f"question_answering_best_{name}"] >= 100 * 36 / 68
+    threshold = metrics["question_answering_best_exact_match_threshold"]
+    assert "question_answering_best_f1_threshold" not in metrics
+    options += ["--null-score-diff-threshold", str(threshold)]
+    assert main([*options, "--predictions", str(folder / "dev.json")]) == 0
     tuned = json.loads(output.read_text())
     best_exact = pytest.approx(tuned["question_answering_best_exact_match"])
     assert tuned["question_answering_exact_match"] == best_exact
@@ -183,31 +182,28 @@ def test_questions_without_an_answer_have_figures_and_a_threshold(
     questions = read_squad([SQUAD_V2])
     assert mean_of(questions, predictions).f1 == pytest.approx(tuned["question_answering_f1"])
     for question in questions:
-        listed = n_best[question.id]
-        assert 2 <= len(listed) <= 21
-        assert sum(each["probability"] for each in listed) == pytest.approx(1)
-        best = next(each["text"] for each in listed if each["text"])
+        answers = n_best[question.id]
+        assert 2 <= len(answers) <= 21
+        assert sum(answer["probability"] for answer in answers) == pytest.approx(1)
+        best = next(answer["text"] for answer in answers if answer["text"])
         assert predictions[question.id] == ("" if odds[question.id] > threshold else best)
-
-
-PARTS = ("", "has_answer_", "no_answer_")
 
 
 def mean_of(questions: list[Question], answers: dict[str, str]) -> SquadScore:
     version = version_of(questions)
-    return mean_score([score_answer(each, answers[each.id], version) for each in questions])
+    return mean_score([score_answer(q, answers[q.id], version) for q in questions])
 
 
-def test_requests_with_the_recorded_parameters_have_the_figures(
+def test_requests_with_the_recorded_parameters_have_the_same_metrics(
     checkpoint: Path, tokenizer: AlbertTokenizer, tmp_path: Path
 ) -> None:
-    """Those of the service, whose defaults are others, here in windows of 32 tokens."""
-    output = tmp_path / "figures.json"
+    """The service has other default parameters. The windows have 32 tokens."""
+    output = tmp_path / "metrics.json"
     options = ["--max-seq-length", "32", "--null-score-diff-threshold", "-0.1"]
     data = ["--question-answering", str(SQUAD_V2), "--output", str(output), "--device", "cpu"]
     assert main([str(checkpoint), *data, *options]) == 0
-    figures = json.loads(output.read_text())
-    recorded = figures["question_answering_parameters"]
+    metrics = json.loads(output.read_text())
+    recorded = metrics["question_answering_parameters"]
     assert recorded == {
         "max_answer_len": 30,
         "max_question_len": 16,
@@ -227,8 +223,8 @@ def test_requests_with_the_recorded_parameters_have_the_figures(
         assert isinstance(answer, Answer)
         answers[question.id] = answer.answer
     score = mean_of(read_squad([SQUAD_V2]), answers)
-    assert score.f1 == pytest.approx(figures["question_answering_f1"])
-    assert score.exact == pytest.approx(figures["question_answering_exact_match"])
+    assert score.f1 == pytest.approx(metrics["question_answering_f1"])
+    assert score.exact == pytest.approx(metrics["question_answering_exact_match"])
 
 
 @pytest.mark.parametrize(
@@ -240,7 +236,7 @@ def test_requests_with_the_recorded_parameters_have_the_figures(
         (["--pretraining", "a.txt", "--predictions", "a.tsv"], "--predictions requires the data o"),
     ],
 )
-def test_impossible_evaluations_are_refused(
+def test_impossible_options_are_rejected(
     checkpoint: Path, arguments: list[str], message: str, capsys: Capture
 ) -> None:
     assert main([str(checkpoint), *arguments]) == 1
@@ -250,50 +246,49 @@ def test_impossible_evaluations_are_refused(
 
 
 def test_validation_has_no_dropout_and_changes_nothing() -> None:
-    heads: tuple[Task, ...] = ("fill-mask", "sentence-order")
-    dropping = replace(TINY, hidden_dropout=0.5, attention_dropout=0.5)
-    model, plain = our_model(dropping, heads).train(), our_model(TINY, heads)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    dropout = replace(TINY, hidden_dropout=0.5, attention_dropout=0.5)
+    model, without_dropout = our_model(dropout, TASKS).train(), our_model(TINY, TASKS)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     shards = make_shards(make_part([[6, 7], [3, 2], [4, 9]] * 8, TINY.vocab_size))
     masking = NgramMasking(word_starts=np.ones(TINY.vocab_size, bool))
     batches = list(held_out(shards, masking, ExampleSettings(length=16)))
     device = torch.device("cpu")
 
-    def measured(model: AlbertForTasks) -> dict[Task, object]:
+    def sums_of(model: AlbertForTasks) -> dict[Task, object]:
         objective = Objective(model, device, {"pretraining": pretrain_loss})
-        figures = measure(objective, batches, heads, device)
-        assert figures is not None
-        return {task: figure.sums for task, figure in figures.items()}
+        metrics = measure(objective, batches, TASKS, device)
+        assert metrics is not None
+        return {task: measurement.sums for task, measurement in metrics.items()}
 
-    assert measured(model) == measured(plain)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert sums_of(model) == sums_of(without_dropout)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @torch.no_grad()
-def test_figures_of_order_are_those_of_each_pair_alone(
+def test_metrics_of_sentence_order_are_those_of_each_pair(
     model: AlbertForTasks, shards: Shards
 ) -> None:
     pairs = ExampleSettings(length=64, sentence_task="pairs", short_rate=0.0)
-    figures = order_metrics(model, shards, replace(pairs, sentence_task="sop"), "fp32")
+    metrics = order_metrics(model, shards, replace(pairs, sentence_task="sop"), "fp32")
     in_order, swapped = odds_of(model, shards, pairs)
-    assert figures["sentence_order_pairs"] == len(in_order) > 100
+    assert metrics["sentence_order_pairs"] == len(in_order) > 100
     losses = np.log1p(np.exp([-in_order, swapped]))
-    assert figures["sentence_order_loss"] == pytest.approx(losses.mean(), rel=1e-4)
-    right = np.array([in_order > 0, swapped < 0]).mean()
-    assert figures["sentence_order_accuracy"] == pytest.approx(right)
-    paired = (in_order > swapped).mean()
-    assert figures["sentence_order_paired_accuracy"] == pytest.approx(paired)
+    assert metrics["sentence_order_loss"] == pytest.approx(losses.mean(), rel=1e-4)
+    accuracy = np.array([in_order > 0, swapped < 0]).mean()
+    assert metrics["sentence_order_accuracy"] == pytest.approx(accuracy)
+    paired_accuracy = (in_order > swapped).mean()
+    assert metrics["sentence_order_paired_accuracy"] == pytest.approx(paired_accuracy)
     in_order, swapped = odds_of(model, shards, replace(pairs, single_sentences=True))
-    assert figures["single_sentence_order_pairs"] == len(in_order) > 20
-    right = np.array([in_order > 0, swapped < 0]).mean()
-    assert figures["single_sentence_order_accuracy"] == pytest.approx(right)
+    assert metrics["single_sentence_order_pairs"] == len(in_order) > 20
+    accuracy = np.array([in_order > 0, swapped < 0]).mean()
+    assert metrics["single_sentence_order_accuracy"] == pytest.approx(accuracy)
 
 
 def odds_of(
     model: AlbertForTasks, shards: Shards, settings: ExampleSettings
 ) -> NDArray[np.float64]:
-    """The log-odds of all pairs in order, and swapped, (2, N)."""
+    """Return the log-odds of all pairs, in order and swapped, (2, N)."""
     odds: list[list[float]] = []
     for number, part in enumerate(shards.parts):
         examples = build_examples(part, settings, seed=12345, epoch=0, number=number)

@@ -1,9 +1,10 @@
-"""Figures are those of their definitions, calibrated; predictions have the official forms."""
+"""Metrics match their definitions; prediction files have the official formats."""
 
 from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from training.tasks.question_answering.metrics import (
 NAMES = ["bad", "$fair_$", "good|fine"]
 
 
-def test_figures_of_labels_are_those_of_scikit_learn() -> None:
+def test_metrics_of_labels_are_those_of_scikit_learn() -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(3, size=200).tolist()
     answers = TextPredictions(
@@ -45,14 +46,14 @@ def test_figures_of_labels_are_those_of_scikit_learn() -> None:
         problem="single_label_classification",
         logits=rng.normal(size=(200, 3)).astype(np.float32),
     )
-    figures = answers.figures()
-    assert figures["text_classification_loss"] == pytest.approx(
+    metrics = answers.figures()
+    assert metrics["text_classification_loss"] == pytest.approx(
         log_loss(answers.targets, softmax(answers.logits.astype(np.float64), axis=-1)), rel=1e-5
     )
     matrix = confusion_matrix(answers.targets, answers.logits.argmax(-1))
-    confusion = figures["text_classification_confusion"]
-    got = [[confusion[name].get(other, 0) for other in NAMES] for name in NAMES]
-    assert got == matrix.tolist()
+    confusion = metrics["text_classification_confusion"]
+    counts = [[confusion[name].get(predicted, 0) for predicted in NAMES] for name in NAMES]
+    assert counts == matrix.tolist()
 
 
 QUESTIONS = [
@@ -71,13 +72,13 @@ def answered(*null_scores: float) -> list[AnsweredQuestion]:
     ]
 
 
-def test_questions_with_and_without_an_answer_have_figures_of_their_own() -> None:
-    """Those with an answer have figures, too, if every question is to get one."""
-    figures = question_metrics([*answered(-1.0, 2.0, 3.0), *answered(-1.0, -2.0, -3.0)[1:2]], 0.0)
+def test_questions_with_and_without_an_answer_have_separate_metrics() -> None:
+    """`has_answer_always_answered` scores the best answer, whatever the null score."""
+    metrics = question_metrics([*answered(-1.0, 2.0, 3.0), *answered(-1.0, -2.0, -3.0)[1:2]], 0.0)
     names = ("has_answer", "has_answer_always_answered", "no_answer")
-    f1 = {name: figures[f"question_answering_{name}_f1"] for name in names}
+    f1 = {name: metrics[f"question_answering_{name}_f1"] for name in names}
     assert list(f1.values()) == [50, 50, 50]
-    assert figures["question_answering_no_answer_questions"] == 2
+    assert metrics["question_answering_no_answer_questions"] == 2
 
 
 @pytest.mark.parametrize(
@@ -87,14 +88,16 @@ def test_questions_with_and_without_an_answer_have_figures_of_their_own() -> Non
         ((2.0, 1.0, 3.0), "0.0% of the questions have an answer"),
     ],
 )
-def test_a_threshold_that_tells_nothing(null_scores: tuple[float, ...], warning: str) -> None:
-    """Where the one answerable question that is found has a higher null score than the other."""
+def test_a_threshold_without_answers_gives_a_warning(
+    null_scores: tuple[float, ...], warning: str | None
+) -> None:
+    """With the second scores, the only right answer has a higher null score than question b."""
     answers = answered(*null_scores)
-    figures = question_metrics(answers, 0.0)
-    threshold = figures["question_answering_best_f1_threshold"]
+    metrics = question_metrics(answers, 0.0)
+    threshold = metrics["question_answering_best_f1_threshold"]
     assert math.isfinite(threshold)
-    described = describe_threshold(answers, threshold)
-    assert (described is None) if warning is None else (warning in str(described))
+    description = describe_threshold(answers, threshold)
+    assert description is None if warning is None else warning in str(description)
 
 
 def test_answers_are_written_as_json(tmp_path: Path) -> None:
@@ -105,7 +108,7 @@ def test_answers_are_written_as_json(tmp_path: Path) -> None:
         json.loads(path.read_text(), parse_constant=pytest.fail) for path in files
     )
     assert predictions == {"a": "Ann", "b": "", "c": ""}
-    assert [tuple(each.values()) for each in n_best["a"]] == [("Ann", 0.7), ("", 0.3)]
+    assert [tuple(answer.values()) for answer in n_best["a"]] == [("Ann", 0.7), ("", 0.3)]
     assert odds == {"a": -1, "b": 2, "c": 1e9}
     assert len(write_squad(answered(0, 0, 0), file, None)) == 2
 
@@ -114,7 +117,9 @@ def test_answers_are_written_as_json(tmp_path: Path) -> None:
     ("task", "expected"),
     [("sst2", ["1", "0"]), ("rte", ["not_entailment", "entailment"]), ("stsb", ["5.000", "0.000"])],
 )
-def test_predictions_of_glue(task: str, expected: list[str], tmp_path: Path) -> None:
+def test_predictions_of_glue_have_the_official_format(
+    task: str, expected: list[str], tmp_path: Path
+) -> None:
     logits = np.array([[5.1], [-0.1]] if task == "stsb" else [[0, 1], [1, 0]], np.float32)
     glue = TASKS[task]
     texts = [LabelledText(text="a", pair=None, label=0)] * 2
@@ -127,7 +132,7 @@ def test_predictions_of_glue(task: str, expected: list[str], tmp_path: Path) -> 
     assert (tmp_path / "M-m.tsv").read_text() == (tmp_path / "M-mm.tsv").read_text()
 
 
-def test_predictions_of_own_files_are_names(tmp_path: Path) -> None:
+def test_predictions_of_a_users_texts_are_label_names(tmp_path: Path) -> None:
     answers = TextPredictions(
         texts=[LabelledText(text="a", pair=None, label=(1.0, 0.0, 0.0))],
         names=["bad", "fair", "good"],
@@ -138,27 +143,27 @@ def test_predictions_of_own_files_are_names(tmp_path: Path) -> None:
     assert (tmp_path / "a.tsv").read_text() == "index\tprediction\n0\tbad,good\n"
 
 
-def drawn(*, several: bool) -> tuple[Tensor, Tensor]:
-    """Return logits, and labels drawn with their probabilities."""
+def sample_labels(*, is_multi_label: bool) -> tuple[Tensor, Tensor]:
+    """Return logits, and labels that are sampled with their probabilities."""
     generator = torch.Generator().manual_seed(0)
     logits_NK = 2 * torch.randn(4000, 3, generator=generator)
-    if several:
+    if is_multi_label:
         return logits_NK, torch.bernoulli(logits_NK.sigmoid(), generator=generator).long()
     return logits_NK, torch.multinomial(logits_NK.softmax(-1), 1, generator=generator)[:, 0]
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("is_multi_label", [False, True])
 @pytest.mark.parametrize("sharpness", [0.25, 5.0])
 def test_the_temperature_is_the_factor_by_which_logits_are_too_sharp(
-    several: bool, sharpness: float
+    is_multi_label: bool, sharpness: float
 ) -> None:
-    logits_NK, targets = drawn(several=several)
-    figures = calibration_metrics(logits_NK * sharpness, targets)
-    assert figures["temperature"] == pytest.approx(sharpness, rel=0.1)
-    assert figures["calibration_error"] < 0.02 < 0.1 < figures["raw_calibration_error"]
+    logits_NK, targets = sample_labels(is_multi_label=is_multi_label)
+    metrics = calibration_metrics(logits_NK * sharpness, targets)
+    assert metrics["temperature"] == pytest.approx(sharpness, rel=0.1)
+    assert metrics["calibration_error"] < 0.02 < 0.1 < metrics["raw_calibration_error"]
 
 
-def test_the_error_is_the_gap_of_each_bin_by_its_share() -> None:
+def test_the_calibration_error_is_the_weighted_mean_gap_of_the_bins() -> None:
     logits_NK = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.4, 0.6]]).log()
     assert calibration_error(logits_NK, torch.tensor([0, 1, 1, 1])) == pytest.approx(0.4)
 
@@ -171,27 +176,22 @@ def test_the_error_is_the_gap_of_each_bin_by_its_share() -> None:
         ("rte", ["yes", "no"], None),
     ],
 )
-def test_a_tasks_labels_are_found_by_name_or_in_its_order(
+def test_labels_of_a_task_are_matched_by_name_or_order(
     task: str, names: list[str], expected: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(classifiers, "classify", lambda *_, outputs, **__: outputs)
     glue = TASKS[task]
+    head, problem = "text-classification", glue.problem
     texts: Any = HeldOutTexts(
-        head="text-classification",
-        names=names,
-        problem=glue.problem,
-        task=glue,
-        files=(),
-        splits={},
+        head=head, names=names, problem=problem, task=glue, files=(), splits={}
     )
-    if expected is not None:
+    message = f"{glue.title} .*the checkpoint's classifier"
+    rejection = pytest.raises(EvaluationError, match=message)
+    with nullcontext() if expected else rejection:
         assert texts.classify(None, None, {"dev": []}, length=8)["dev"] == expected
-        return
-    with pytest.raises(EvaluationError, match=f"{glue.title} .*the checkpoint's classifier"):
-        texts.classify(None, None, {"dev": []}, length=8)
 
 
-def test_data_before_a_head_is_of_the_default_classifier() -> None:
+def test_data_before_head_belongs_to_the_default_classifier() -> None:
     hf = {"albert_default_head": "mood", "albert_heads": {"thing": {}}}
     heads = {"text-classification": 2, "text-classification/thing": 3}
     data, thing, mood, other = (
@@ -202,9 +202,8 @@ def test_data_before_a_head_is_of_the_default_classifier() -> None:
         "text-classification/thing": thing,
         "text-classification": mood,
     }
-    assert classifier_data(LabelledTexts(task="cola"), [], heads, hf).keys() == {
-        "text-classification"
-    }
+    cola = LabelledTexts(task="cola")
+    assert classifier_data(cola, [], heads, hf) == {"text-classification": cola}
     with pytest.raises(EvaluationError, match="--head mood is the default classifier"):
         classifier_data(data, [mood], heads, hf)
     with pytest.raises(TrainingError, match="mood, thing"):
