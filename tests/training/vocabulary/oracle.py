@@ -1,4 +1,4 @@
-"""Text as ALBERT's original code and SentencePiece read it."""
+"""The normalisation of text in ALBERT's original code."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import unicodedata
 
 
 def preprocess_text(text: str, *, lower: bool, keep_accents: bool = False) -> str:
-    """`preprocess_text` of google-research/albert, with the quotes and accents of `transformers`.
+    """Normalise text like google-research/albert, with the quotes and accents of `transformers`.
 
-    It drops the characters whose combining class is not zero, which vowel signs are not.
+    Characters with a combining class other than zero are removed. Vowel signs have class zero.
     """
     text = " ".join(text.strip().split()).replace("``", '"').replace("''", '"')
     if not keep_accents:

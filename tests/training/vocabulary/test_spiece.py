@@ -1,4 +1,4 @@
-"""A vocabulary gives the ids of SentencePiece's own library; a trained one is ALBERT's."""
+"""Tokenizers give the ids of SentencePiece's library; trained vocabularies have ALBERT's format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from training.vocabulary.training import train_vocab
 pytestmark = pytest.mark.process
 
 LANGUAGES: Final = {
-    # Shadda before the vowel, as it is typed, which is not Unicode's order.
+    # Shadda precedes the vowel, as in typed text, unlike in Unicode's canonical order.
     "arabic": (
         "\u0625\u0650\u0646\u0651\u064e \u0627\u0644\u0634\u0651\u064e\u0645\u0652\u0633\u064e "
         "\u0623\u064e\u062d\u064e\u0628\u0651\u064f"
@@ -41,12 +41,25 @@ LANGUAGES: Final = {
     "thai": "วันนี้อากาศดีมาก ฉันอ่านหนังสือกับเพื่อน น้ำ",
     "vietnamese": "Hôm nay thời tiết rất đẹp. Chúng tôi đi dạo ở Việt Nam",
 }
-ODD: Final = ("(", "-", "``", "\u3000", "\x1c", "\u200b", "\u0301", "①", "Ａ", "ｶﾞ", "ﬁ", "\ufe0f")
+UNUSUAL: Final = (
+    "(",
+    "-",
+    "``",
+    "\u3000",
+    "\x1c",
+    "\u200b",
+    "\u0301",
+    "①",
+    "Ａ",
+    "ｶﾞ",
+    "ﬁ",
+    "\ufe0f",
+)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model trained on one sentence, and what is done with text before it."""
+    """A model trained on one sentence, and whether case and accents are folded before it."""
 
     language: str
     folds: bool = True
@@ -65,13 +78,14 @@ class Model:
         file.write_bytes(train(self.sentence, vocab_size=size, **options))
         return file
 
-    def is_limit(self, first: str, second: str) -> bool:
-        """Whether a mark is read otherwise than by SentencePiece (docs/languages.md)."""
-        normal = unicodedata.normalize("NFKC", first)
-        normal = normal.casefold() if "nmt_nfkc_cf" in dict(self.options).values() else normal
-        is_lost = normal != first and unicodedata.category(second).startswith("M")
-        two = unicodedata.combining(first) and unicodedata.combining(second)
-        return is_lost or (self.language != "arabic" and bool(two))
+    def differs(self, first: str, second: str) -> bool:
+        """Whether SentencePiece reads the mark `second` differently (docs/languages.md)."""
+        normalised = unicodedata.normalize("NFKC", first)
+        if "nmt_nfkc_cf" in dict(self.options).values():
+            normalised = normalised.casefold()
+        is_lost = normalised != first and unicodedata.category(second).startswith("M")
+        are_marks = unicodedata.combining(first) and unicodedata.combining(second)
+        return is_lost or (self.language != "arabic" and bool(are_marks))
 
     def __str__(self) -> str:
         options = "-".join(str(value) for _, value in self.options)
@@ -80,7 +94,7 @@ class Model:
 
 def train(sentence: str, **options: Any) -> bytes:
     model = io.BytesIO()
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "pad_id": 0,
         "unk_id": 1,
         "bos_id": -1,
@@ -93,7 +107,7 @@ def train(sentence: str, **options: Any) -> bytes:
         "hard_vocab_limit": options.get("model_type") == "bpe",
     }
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([sentence] * 9), model_writer=model, **(usual | options)
+        sentence_iterator=iter([sentence] * 9), model_writer=model, **(defaults | options)
     )
     return model.getvalue()
 
@@ -112,14 +126,14 @@ MODELS: Final = (
 
 def texts(language: str) -> st.SearchStrategy[str]:
     sentence = LANGUAGES[language]
-    parts = st.sampled_from([*sentence, *sentence.split(), *ODD])
+    parts = st.sampled_from([*sentence, *sentence.split(), *UNUSUAL])
     forms: st.SearchStrategy[Literal["NFC", "NFD"]] = st.sampled_from(["NFC", "NFD"])
     pieces = st.builds(unicodedata.normalize, forms, parts) | parts.map(str.upper)
     return st.lists(pieces | st.just(" "), max_size=8).map("".join)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=str)
-def test_text_gets_the_ids_of_sentencepiece_and_offsets_of_itself(
+def test_text_has_the_ids_of_sentencepiece_and_ascending_offsets(
     model: Model, tmp_path: Path
 ) -> None:
     spiece = model.train(tmp_path / "spiece.model")
@@ -129,43 +143,39 @@ def test_text_gets_the_ids_of_sentencepiece_and_offsets_of_itself(
 
     @settings(deadline=None, max_examples=60)
     @given(texts(model.language))
-    @example("\u00fc\u0301 \u00f4\u0301")  # letters that are composed already, and a mark
+    @example("\u00fc\u0301 \u00f4\u0301")  # composed letters with an additional mark
     @example("\uac00\u11a8")
     def check(text: str) -> None:
-        assume(not any(model.is_limit(*pair) for pair in pairwise(text)))
+        assume(not any(model.differs(*pair) for pair in pairwise(text)))
         encoding = tokenizer.encode_plain(text)
-        wanted = preprocess_text(text, lower=model.folds, keep_accents=not model.folds)
-        assert encoding.ids == library.encode(wanted)
-        last = 0
+        normalised = preprocess_text(text, lower=model.folds, keep_accents=not model.folds)
+        assert encoding.ids == library.encode(normalised)
+        previous_start = 0
         for start, end in encoding.offsets:
-            assert last <= start < end <= len(text)
-            last = start
+            assert previous_start <= start < end <= len(text)
+            previous_start = start
 
     check()
 
 
-@pytest.mark.parametrize(
-    ("folds", "text", "same"), [(True, "der bar", "Der Bär"), (False, "Der Bär", "Der Bär")]
-)
-def test_without_settings_the_pieces_show_case_and_accents(
-    tmp_path: Path, folds: bool, text: str, same: str
-) -> None:
+@pytest.mark.parametrize("folds", [True, False])
+def test_pieces_determine_the_folding_of_case_and_accents(tmp_path: Path, folds: bool) -> None:
+    """The folder has no settings of the tokenizer."""
     spiece = Model("german", folds).train(tmp_path / "spiece.model")
     tokenizer = AlbertTokenizer(build_tokenizer(spiece))
-    assert tokenizer.encode(same).ids == tokenizer.encode(text).ids
     assert (tokenizer.encode("der bar").ids == tokenizer.encode("Der Bär").ids) == folds
-    assert tokenizer.unk_id not in tokenizer.encode(same).ids
+    assert tokenizer.unk_id not in tokenizer.encode("Der Bär").ids
 
 
 def test_a_model_that_cannot_be_reproduced_is_rejected(tmp_path: Path) -> None:
-    spiece, usual = tmp_path / "spiece.model", VocabularySettings()
+    spiece, defaults = tmp_path / "spiece.model", VocabularySettings()
     cases: list[tuple[dict[str, Any], VocabularySettings, str]] = [
-        ({"model_type": "char"}, usual, "neither unigram nor bpe"),
-        ({"treat_whitespace_as_suffix": True}, usual, "treat_whitespace_as_suffix"),
-        ({"add_dummy_prefix": False}, usual, "add_dummy_prefix"),
-        ({"control_symbols": ["[CLS]", "[SEP]"]}, usual, r"no piece \[MASK\] or <mask>"),
-        ({"model_type": "bpe", "user_defined_symbols": ["[NUM]"]}, usual, "user-defined symbols"),
-        ({}, replace(usual, tokenizer_class="XLMRobertaTokenizer"), "XLMRobertaTokenizer"),
+        ({"model_type": "char"}, defaults, "neither unigram nor bpe"),
+        ({"treat_whitespace_as_suffix": True}, defaults, "treat_whitespace_as_suffix"),
+        ({"add_dummy_prefix": False}, defaults, "add_dummy_prefix"),
+        ({"control_symbols": ["[CLS]", "[SEP]"]}, defaults, r"no piece \[MASK\] or <mask>"),
+        ({"model_type": "bpe", "user_defined_symbols": ["[NUM]"]}, defaults, "user-defined sym"),
+        ({}, replace(defaults, tokenizer_class="XLMRobertaTokenizer"), "XLMRobertaTokenizer"),
     ]
     for options, settings_, message in cases:
         spiece.write_bytes(train(LANGUAGES["german"], **{"vocab_size": 50, **options}))
@@ -176,7 +186,7 @@ def test_a_model_that_cannot_be_reproduced_is_rejected(tmp_path: Path) -> None:
         build_tokenizer(spiece)
 
 
-def test_pieces_begin_with_albert_s_special_and_user_symbols(vocab_dir: Path) -> None:
+def test_the_vocabulary_starts_with_the_symbols_of_albert(vocab_dir: Path) -> None:
     model = sentencepiece.SentencePieceProcessor(model_file=str(vocab_dir / "spiece.model"))
     assert model.get_piece_size() == 800
     assert [model.id_to_piece(index) for index in range(13)] == [
@@ -188,7 +198,7 @@ def test_pieces_begin_with_albert_s_special_and_user_symbols(vocab_dir: Path) ->
     assert all(model.is_control(index) for index in (2, 3, 4))
 
 
-def test_a_corpus_that_allows_no_such_vocabulary_is_rejected(tmp_path: Path) -> None:
+def test_a_corpus_that_does_not_fit_the_vocabulary_is_rejected(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"vocab_size": 50_000}, "A vocabulary of 50000 .* too high .* Change --vocab-size"),
         ({"vocab_size": 20}, "A vocabulary of 20 .* smaller than required_chars"),
@@ -200,17 +210,17 @@ def test_a_corpus_that_allows_no_such_vocabulary_is_rejected(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_vocabulary_has_at_least_the_pieces_that_its_characters_need(
+def test_the_vocabulary_size_is_raised_to_what_the_characters_need(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus = tmp_path / "hindi.txt"
     corpus.write_text("यह मेरा घर है। वह काम करता है। दिन लंबा था। दीन आदमी सो गया।")
     options = ["--corpus", str(corpus), "--vocab-size", "20", "--output", str(tmp_path / "vocab")]
     assert main(options) == 0
-    printed = capsys.readouterr()
+    output = capsys.readouterr()
     size = AlbertTokenizer.from_file(tmp_path / "vocab" / "tokenizer.json").vocab_size
-    assert f"The vocabulary gets {size} pieces." in printed.err
-    assert f"{size} pieces in" in printed.out
+    assert f"The vocabulary gets {size} pieces." in output.err
+    assert f"{size} pieces in" in output.out
 
 
 @pytest.mark.parametrize(
@@ -221,7 +231,7 @@ def test_a_vocabulary_has_at_least_the_pieces_that_its_characters_need(
         (["--cased", "--keep-accents"], None),
     ],
 )
-def test_words_that_become_equal_are_printed(
+def test_words_that_folding_makes_equal_are_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str | None
 ) -> None:
     corpus, output = tmp_path / "german.txt", tmp_path / "new"

@@ -1,4 +1,4 @@
-"""A `vocab.txt` gives the ids, strings and offsets of `transformers`, wherever its specials are."""
+"""A `vocab.txt` gives the ids, pieces and offsets of `transformers`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_serve.client import AlbertClient
-from albert_serve.config import AlbertConfig
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.export.exporting import export_bundle
+from tests.training.support import TINY
 from training.conversion.source import open_checkpoint
 from training.model.checkpoint import save_checkpoint
 from training.model.heads import AlbertForTasks
@@ -27,7 +27,8 @@ PIECES = [
     *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyzü"),
 ]  # fmt: skip
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-FAR = ["[PAD]", *(f"[unused{index}]" for index in range(1, 20)), *SPECIAL[1:], *PIECES]
+# Vocabularies of BERT have unused pieces between the special tokens.
+WITH_UNUSED = ["[PAD]", *(f"[unused{index}]" for index in range(1, 20)), *SPECIAL[1:], *PIECES]
 TEXT = "今天天气很好。"
 
 
@@ -37,36 +38,33 @@ def write_vocabulary(folder: Path, pieces: list[str], **config: Any) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(keys))
 
 
-@pytest.mark.parametrize("pieces", [[*SPECIAL, *PIECES], FAR], ids=["first", "far"])
+@pytest.mark.parametrize("pieces", [[*SPECIAL, *PIECES], WITH_UNUSED], ids=["dense", "unused"])
 @pytest.mark.parametrize("config", [{}, {"do_lower_case": False}, {"strip_accents": False}])
 def test_ids_and_offsets_are_those_of_transformers(
     tmp_path: Path, pieces: list[str], config: dict[str, Any]
 ) -> None:
     write_vocabulary(tmp_path, pieces, **config)
-    theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
-    tokenizer = AlbertTokenizer(
-        build_wordpiece(tmp_path / "vocab.txt", VocabularySettings(**config))
-    )
+    hf_tokenizer = transformers.BertTokenizer.from_pretrained(tmp_path)
+    settings_ = VocabularySettings(**config)
+    tokenizer = AlbertTokenizer(build_wordpiece(tmp_path / "vocab.txt", settings_))
     parts = st.sampled_from([*"今天很好Über ü,。é한", "[MASK]", "play", "UP", "\u0301", "\n"])
 
     @settings(deadline=None, max_examples=60)
     @given(st.lists(parts, max_size=10).map("".join), st.lists(parts, min_size=1).map("".join))
     def check(text: str, pair: str) -> None:
         encoding = tokenizer.encode(text, pair)
-        wanted = theirs(text, pair, return_offsets_mapping=True)
-        assert encoding.ids == wanted["input_ids"]
-        assert encoding.types == wanted["token_type_ids"]
-        for (start, end), (their_start, their_end) in zip(
-            encoding.offsets, wanted["offset_mapping"], strict=True
-        ):
-            assert (start, end) >= (their_start, their_end)  # with the accent after
+        expected = hf_tokenizer(text, pair, return_offsets_mapping=True)
+        assert encoding.ids == expected["input_ids"]
+        assert encoding.types == expected["token_type_ids"]
+        for offsets, hf_offsets in zip(encoding.offsets, expected["offset_mapping"], strict=True):
+            assert offsets >= hf_offsets  # ours include a combining accent
 
     check()
     for token_id in range(tokenizer.vocab_size):
-        assert tokenizer.decode([token_id], keep_special=True) == theirs.decode([token_id])
+        assert tokenizer.decode([token_id], keep_special=True) == hf_tokenizer.decode([token_id])
 
 
-def test_a_vocabulary_that_is_not_berts_is_rejected(tmp_path: Path) -> None:
+def test_a_vocabulary_of_another_format_is_rejected(tmp_path: Path) -> None:
     japanese = VocabularySettings(tokenizer_class="BertJapaneseTokenizer")
     for pieces, settings_, message in (
         (PIECES, VocabularySettings(), r"no \[PAD\] nor \[UNK\]"),
@@ -78,16 +76,12 @@ def test_a_vocabulary_that_is_not_berts_is_rejected(tmp_path: Path) -> None:
             build_wordpiece(tmp_path / "vocab.txt", settings_)
 
 
-def test_the_settings_are_those_of_tokenizer_config_json(tmp_path: Path) -> None:
+def test_settings_are_read_from_tokenizer_config_json(tmp_path: Path) -> None:
     assert read_settings(tmp_path) == VocabularySettings()
     file = tmp_path / "tokenizer_config.json"
-    content = {
-        "tokenizer_class": "BertTokenizerFast",
-        "do_lower_case": False,
-        "model_max_length": 1,
-    }
+    content = {"tokenizer_class": "BertTokenizerFast", "do_lower_case": False}
     tokens = {"cls_token": "<s>", "mask_token": {"content": "<mask>"}, "pad_token": None}
-    file.write_text(json.dumps({**content, **tokens}))
+    file.write_text(json.dumps({**content, **tokens, "model_max_length": 1}))
     expected = VocabularySettings(tokenizer_class="BertTokenizer", do_lower_case=False)
     assert read_settings(tmp_path) == replace(expected, special={"cls": "<s>", "mask": "<mask>"})
     file.write_text('{"keep_accents": 1}')
@@ -97,38 +91,35 @@ def test_the_settings_are_those_of_tokenizer_config_json(tmp_path: Path) -> None
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint of random weights with a `vocab.txt` alone."""
-    folder = tmp_path / "checkpoint"
-    tokenizer = FAR.index
-    config = AlbertConfig(
-        vocab_size=len(FAR), embedding_size=16, hidden_size=32, num_layers=2, num_heads=2,
-        ffn_size=64, max_positions=64, cls_id=tokenizer("[CLS]"), sep_id=tokenizer("[SEP]"),
-    )  # fmt: skip
-    save_checkpoint(AlbertForTasks(config, {"fill-mask": len(FAR)}), folder)
-    write_vocabulary(folder, FAR)
+    """A checkpoint with random weights and only a `vocab.txt`."""
+    folder, size = tmp_path / "checkpoint", len(WITH_UNUSED)
+    cls_id, sep_id = (WITH_UNUSED.index(token) for token in ("[CLS]", "[SEP]"))
+    config = replace(TINY, vocab_size=size, max_positions=64, cls_id=cls_id, sep_id=sep_id)
+    save_checkpoint(AlbertForTasks(config, {"fill-mask": size}), folder)
+    write_vocabulary(folder, WITH_UNUSED)
     return folder
 
 
-def test_a_checkpoint_is_exported_and_served(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_with_vocab_txt_is_exported_and_served(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     export_bundle(checkpoint, tmp_path / "bundle")
-    theirs = transformers.BertTokenizer.from_pretrained(checkpoint)
+    hf_tokenizer = transformers.BertTokenizer.from_pretrained(checkpoint)
     model = transformers.AutoModelForMaskedLM.from_pretrained(checkpoint)
-    pipeline = transformers.pipeline("fill-mask", model=model, tokenizer=theirs, top_k=3)
+    pipeline = transformers.pipeline("fill-mask", model=model, tokenizer=hf_tokenizer, top_k=3)
     with AlbertClient.local(tmp_path / "bundle") as client:
         answers: Any = client.fill_mask("今天[MASK]很好", top_k=3)
         assert client.info().mask_token == "[MASK]"
-    wanted = pipeline("今天[MASK]很好")
-    parts = [(answer.token, answer.token_str, answer.sequence) for answer in answers]
-    assert parts == [(other["token"], other["token_str"], other["sequence"]) for other in wanted]
-    scores = [answer.score for answer in answers]
-    assert scores == pytest.approx([other["score"] for other in wanted], abs=1e-5)
+    for answer, expected in zip(answers, pipeline("今天[MASK]很好"), strict=True):
+        assert answer.score == pytest.approx(expected.pop("score"), abs=1e-5)
+        assert {name: getattr(answer, name) for name in expected} == expected
 
 
-def test_the_tokenizer_json_of_a_bert_tokenizer_is_read(checkpoint: Path) -> None:
-    theirs = transformers.BertTokenizer.from_pretrained(checkpoint)
-    theirs.save_pretrained(checkpoint)
+def test_the_tokenizer_json_of_transformers_is_read(checkpoint: Path) -> None:
+    hf_tokenizer = transformers.BertTokenizer.from_pretrained(checkpoint)
+    hf_tokenizer.save_pretrained(checkpoint)
     (checkpoint / "vocab.txt").unlink(missing_ok=True)
     with open_checkpoint(checkpoint) as opened:
         tokenizer = AlbertTokenizer.from_file(opened.folder / "tokenizer.json")
-    assert tokenizer.encode(TEXT).ids == theirs(TEXT)["input_ids"]
-    assert (tokenizer.cls_id, tokenizer.pad_id) == (FAR.index("[CLS]"), 0)
+    assert tokenizer.encode(TEXT).ids == hf_tokenizer(TEXT)["input_ids"]
+    assert (tokenizer.cls_id, tokenizer.pad_id) == (WITH_UNUSED.index("[CLS]"), 0)
