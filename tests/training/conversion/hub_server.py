@@ -1,4 +1,4 @@
-"""A server on this machine that speaks the protocol of the Hugging Face Hub, for its client."""
+"""A local server that implements the Hugging Face Hub's protocol for its client."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from typing import Any
 
 @dataclass
 class Repository:
-    """A model: a folder for each revision."""
+    """A model repository with one folder per revision."""
 
     revisions: dict[str, Path]
 
     def commit(self, revision: str) -> str | None:
-        """The commit of a branch or tag, or a commit itself."""
+        """Return the commit of a branch, tag or commit."""
         commits = {
-            name: name if len(name) == 40 else hashlib.sha1(name.encode()).hexdigest()
-            for name in self.revisions
+            name: name if len(name) == 40 else _sha1(name.encode()) for name in self.revisions
         }
         return revision if revision in commits.values() else commits.get(revision)
 
@@ -34,14 +33,14 @@ class Repository:
 
 @dataclass
 class Hub:
-    """The repositories of a server, and the methods and paths of the requests to it."""
+    """The repositories of a server, and the method and path of each request that it received."""
 
     repositories: dict[str, Repository]
     requests: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
 
     def environment(self, cache: Path) -> dict[str, str]:
-        """The environment of a process that takes this for the hub, with a cache of its own."""
+        """Return the environment of a process that uses this server as the Hub, with this cache."""
         return {
             **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
             "PYTHONPATH": str(Path(__file__).parents[3]),
@@ -52,13 +51,13 @@ class Hub:
 
     @property
     def downloads(self) -> list[str]:
-        """The paths of the files whose content was sent."""
+        """The paths of the downloaded files."""
         return [path for method, path in self.requests if method == "GET" and "/api/" not in path]
 
 
 @contextmanager
 def serve(repositories: dict[str, Repository]) -> Iterator[Hub]:
-    """Serve the models on a free port until the end of `with`."""
+    """Serve the repositories on a free port inside `with`."""
     hub = Hub(repositories)
 
     class Handler(_Handler):
@@ -80,16 +79,10 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     served: Hub
 
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
     def log_message(self, *_: Any) -> None:
         pass
 
-    def _answer(self, *, with_body: bool) -> None:
+    def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         self.served.requests.append((self.command, path))
         status, headers, body = self._find(path.strip("/").split("/"))
@@ -97,13 +90,14 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
-        if with_body:
+        if self.command == "GET":
             self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815
 
     def _find(self, parts: list[str]) -> tuple[int, dict[str, str], bytes]:
         is_api = parts[:2] == ["api", "models"]
-        if is_api:
-            parts = parts[2:]
+        parts = parts[2:] if is_api else parts
         repo_id, rest = "/".join(parts[:2]), parts[2:]
         repository = self.served.repositories.get(repo_id)
         if repository is None:
@@ -113,32 +107,29 @@ class _Handler(BaseHTTPRequestHandler):
         if commit is None:
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""
         if is_api:
-            listing = rest[:1] == ["tree"]
-            return _json(_tree(repository, commit) if listing else _info(repo_id, commit))
+            names = {"id": repo_id, "modelId": repo_id, "sha": commit}
+            info = {**names, "private": False, "siblings": []}
+            content = _tree(repository.folder(commit)) if rest[:1] == ["tree"] else info
+            return 200, {"Content-Type": "application/json"}, json.dumps(content).encode()
         file = repository.folder(commit) / "/".join(rest[2:])
         if not file.is_file():
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
-        content = file.read_bytes()
-        etag = hashlib.sha1(content).hexdigest()
-        return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": commit}, content
+        body = file.read_bytes()
+        return 200, {"ETag": f'"{_sha1(body)}"', "X-Repo-Commit": commit}, body
 
 
-def _json(content: object) -> tuple[int, dict[str, str], bytes]:
-    return 200, {"Content-Type": "application/json"}, json.dumps(content).encode()
-
-
-def _info(repo_id: str, commit: str) -> dict[str, Any]:
-    return {"id": repo_id, "modelId": repo_id, "sha": commit, "private": False, "siblings": []}
-
-
-def _tree(repository: Repository, commit: str) -> list[dict[str, Any]]:
+def _tree(folder: Path) -> list[dict[str, Any]]:
     return [
         {
             "type": "file",
-            "path": str(file.relative_to(repository.folder(commit))),
+            "path": str(file.relative_to(folder)),
             "size": file.stat().st_size,
-            "oid": hashlib.sha1(file.read_bytes()).hexdigest(),
+            "oid": _sha1(file.read_bytes()),
         }
-        for file in sorted(repository.folder(commit).rglob("*"))
+        for file in sorted(folder.rglob("*"))
         if file.is_file()
     ]
+
+
+def _sha1(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()

@@ -1,4 +1,4 @@
-"""Checkpoints of every form, local or on the Hub, come out as one; bad ones are refused."""
+"""Checkpoints in every format, local or on the Hub, load as one format; bad files are rejected."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,12 @@ from albert_serve.bundle.sentence_vectors import (
 )
 from albert_serve.settings import shipped_bundle
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.conversion.forms import (
-    FORMS,
-    Damage,
+from tests.training.conversion.formats import (
+    FORMATS,
+    Change,
     as_pickle,
-    as_pickles,
-    assert_refused,
+    as_pickle_shards,
+    assert_rejected,
     take_weights,
 )
 from tests.training.conversion.hub_server import Repository, serve
@@ -61,82 +61,73 @@ from training.model.provenance import read_stages
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkpoint with the pretraining heads, as `transformers` writes it."""
-    folder = tmp_path / "theirs"
+    """A checkpoint with the pretraining heads, written by `transformers`."""
+    folder = tmp_path / "pretrained"
     hf_model(TINY, "AlbertForPreTraining").save_pretrained(folder)
     return folder
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("convert_to", FORMATS.values(), ids=FORMATS)
 @torch.no_grad()
-def test_every_form_is_the_model_that_transformers_reads(
-    folder: Path, form: Callable[[Path], object]
-) -> None:
-    form(folder)
-    before = sorted(file.name for file in folder.iterdir())
+def test_every_format_loads_as_the_model_of_transformers(folder: Path, convert_to: Change) -> None:
+    convert_to(folder)
+    names = sorted(file.name for file in folder.iterdir())
     with open_checkpoint(folder) as checkpoint:
         assert checkpoint.folder != folder
-        assert checkpoint.name == "theirs"
-        ours = load_checkpoint(checkpoint.folder).eval()
-        theirs = hf_load("AlbertForPreTraining", checkpoint.folder)
+        assert checkpoint.name == "pretrained"
+        our_copy = load_checkpoint(checkpoint.folder).eval()
+        hf_copy = hf_load("AlbertForPreTraining", checkpoint.folder)
     assert not checkpoint.folder.exists()
-    assert sorted(file.name for file in folder.iterdir()) == before
+    assert sorted(file.name for file in folder.iterdir()) == names
     expected = hf_logits(hf_model(TINY, "AlbertForPreTraining").double(), ragged())
-    assert_close(our_logits(ours.double(), ragged()), expected)
-    assert_close(hf_logits(theirs.double(), ragged()), expected)
+    assert_close(our_logits(our_copy.double(), ragged()), expected)
+    assert_close(hf_logits(hf_copy.double(), ragged()), expected)
 
 
 def test_bf16_becomes_fp32(tmp_path: Path) -> None:
-    theirs = hf_model(TINY, "AlbertForMaskedLM").to(torch.bfloat16)
-    theirs.save_pretrained(tmp_path)
+    model = hf_model(TINY, "AlbertForMaskedLM").to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
     with open_checkpoint(tmp_path) as checkpoint:
         weights = load_file(checkpoint.folder / "model.safetensors")
         assert hf_load("AlbertForMaskedLM", checkpoint.folder).dtype == torch.float32
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-    for name, tensor in theirs.state_dict().items():
+    for name, tensor in model.state_dict().items():
         if not name.startswith("predictions.decoder"):
             assert torch.equal(weights[name], tensor.float())
 
 
-class Harmful:
-    """Runs a command when it is unpickled."""
+class HarmfulObject:
+    """An object that creates a folder when it is unpickled."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.file),)
+        return os.mkdir, (str(self.folder),)
 
 
 def test_code_in_a_pickle_is_not_run(folder: Path, tmp_path: Path) -> None:
     file = folder / "pytorch_model.bin"
     (folder / "model.safetensors").unlink()
-    torch.save({"albert.pooler.bias": Harmful(tmp_path / "run")}, file)
+    torch.save({"albert.pooler.bias": HarmfulObject(tmp_path / "run")}, file)
     with pytest.raises(CheckpointError, match=r"without running code: GLOBAL posix\.mkdir"):
         open_checkpoint(folder).__enter__()
     assert not (tmp_path / "run").exists()
-    torch.load(file, weights_only=False)  # it would have been
+    torch.load(file, weights_only=False)  # runs the code
     assert (tmp_path / "run").exists()
 
 
-def write_pickle(content: Any) -> Damage:
-    def write(folder: Path) -> None:
-        take_weights(folder)
-        torch.save(content, folder / "pytorch_model.bin")
-
-    return write
+def write_pickle(content: Any, folder: Path) -> None:
+    take_weights(folder)
+    torch.save(content, folder / "pytorch_model.bin")
 
 
-def place_all(file: str) -> Damage:
-    """The index names one file for all weights."""
-
-    def write(folder: Path) -> None:
-        as_pickles(folder)
-        index = folder / "pytorch_model.bin.index.json"
-        weights = json.loads(index.read_text())["weight_map"]
-        index.write_text(json.dumps({"weight_map": dict.fromkeys(weights, file)}))
-
-    return write
+def write_index(file: str, folder: Path) -> None:
+    """Write an index that names one file for all weights."""
+    as_pickle_shards(folder)
+    index = folder / "pytorch_model.bin.index.json"
+    weights = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(weights, file)}))
 
 
 def as_adapter(folder: Path) -> None:
@@ -148,28 +139,33 @@ UNTIED = {
     "albert.embeddings.word_embeddings.weight": torch.zeros(3, 2),
     "predictions.decoder.weight": torch.ones(3, 2),
 }
-BAD: dict[str, tuple[Damage, str]] = {
+INFINITE = {"x": torch.tensor([0.0, torch.inf])}
+STATE = {"a": {"b": torch.zeros(2)}}
+FAULTS: dict[str, tuple[Change, str]] = {
     "no weights": (take_weights, "does not contain weights: no model.safet"),
-    "infinite": (write_pickle({"x": torch.tensor([0.0, torch.inf])}), ".bin: x contains NaN"),
-    "an adapter": (as_adapter, r"is an adapter \(LoRA, PEFT\).*merge_and_unload"),
-    "a training state": (write_pickle({"a": {"b": torch.zeros(2)}}), "Save only the state_dict"),
-    "an untied decoder": (write_pickle(UNTIED), "differs from the word embeddings"),
-    "half of the weights": (
+    "infinite weight": (partial(write_pickle, INFINITE), ".bin: x contains NaN"),
+    "adapter": (as_adapter, r"is an adapter \(LoRA, PEFT\).*merge_and_unload"),
+    "training state": (partial(write_pickle, STATE), "Save only the state_dict"),
+    "untied decoder": (partial(write_pickle, UNTIED), "differs from the word embeddings"),
+    "truncated weights": (
         lambda folder: os.truncate(folder / "model.safetensors", 5000),
         "its header describes",
     ),
-    "an index of a secret": (
-        place_all("/etc/passwd"),
+    "index of another folder": (
+        partial(write_index, "/etc/passwd"),
         r"'/etc/passwd', which is not .* \.bin",
     ),
-    "no shard": (place_all("pytorch_model-00003.bin"), "pytorch_model-00003.bin does not exist"),
+    "missing shard": (
+        partial(write_index, "pytorch_model-00003.bin"),
+        "pytorch_model-00003.bin does not exist",
+    ),
 }
 
 
-@pytest.mark.parametrize(("damage", "message"), BAD.values(), ids=BAD)
-def test_bad_checkpoints_are_refused(folder: Path, damage: Damage, message: str) -> None:
+@pytest.mark.parametrize(("damage", "message"), FAULTS.values(), ids=FAULTS)
+def test_bad_checkpoints_are_rejected(folder: Path, damage: Change, message: str) -> None:
     damage(folder)
-    assert_refused(folder, message)
+    assert_rejected(folder, message)
 
 
 PAIR = ("It rained all night.", "The match was put off.")
@@ -183,7 +179,7 @@ PAIR = ("It rained all night.", "The match was put off.")
         ({"model_input_names": ["input_ids", "token_type_ids"]}, "5.0.0", 1),
     ],
 )
-def test_pairs_have_the_types_of_the_folders_settings(
+def test_the_types_of_pairs_follow_the_settings_of_the_folder(
     vocab_dir: Path, tmp_path: Path, settings: dict[str, Any], version: str, last_type: int
 ) -> None:
     folder = tmp_path / "checkpoint"
@@ -198,43 +194,41 @@ def test_pairs_have_the_types_of_the_folders_settings(
     expected = AlbertTokenizer.from_file(folder / "tokenizer.json").encode(*PAIR)
 
     assert encoding.types[-1] == last_type
-    assert encoding.types == [last_type * each for each in expected.types]
+    assert encoding.types == [last_type * token_type for token_type in expected.types]
     assert encoding.ids == expected.ids
 
 
-def test_the_checkpoint_of_the_wheel_is_the_model_that_ships_but_for_rounding(
-    tmp_path: Path,
-) -> None:
+def test_the_checkpoint_of_the_wheel_is_the_rounded_default_model(tmp_path: Path) -> None:
     write_from_int8(REPOSITORY / "albert_serve/models/albert-small-en", tmp_path / "checkpoint")
-    with open_checkpoint(None) as shipped, open_checkpoint(tmp_path / "checkpoint") as packaged:
-        assert shipped.folder == shipped_bundle()
-        exact, rounded = read_weights(shipped.folder), read_weights(packaged.folder)
+    with open_checkpoint(None) as default, open_checkpoint(tmp_path / "checkpoint") as packaged:
+        assert default.folder == shipped_bundle()
+        exact, rounded = read_weights(default.folder), read_weights(packaged.folder)
         assert exact.keys() == rounded.keys()
         for name, weight in exact.items():
             step = float(weight.abs().max()) / 127
-            # Two adjacent weights share the steps, which doubles them at most. Smoothed matrices
-            # have larger steps where an input is an outlier.
-            worst = 5 if any(part in name for part in ("ffn", "pooler")) else 1.01
-            torch.testing.assert_close(rounded[name], weight, rtol=0, atol=worst * step)
+            # Two adjacent weights share a step, which at most doubles it. Smoothed matrices have
+            # larger steps if an input is an outlier.
+            max_steps = 5 if any(part in name for part in ("ffn", "pooler")) else 1.01
+            torch.testing.assert_close(rounded[name], weight, rtol=0, atol=max_steps * step)
 
 
-THEIRS = REPOSITORY / "tests" / "data" / "albert_tensorflow"
+TENSORFLOW = REPOSITORY / "tests" / "data" / "albert_tensorflow"
 INDEX = "model.ckpt-best.index"
 DATA = "model.ckpt-best.data-00000-of-00001"
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(THEIRS, tmp_path / "albert_base"))
+    return Path(shutil.copytree(TENSORFLOW, tmp_path / "albert_base"))
 
 
 @torch.no_grad()
-def test_both_heads_compute_what_tensorflow_did() -> None:
+def test_both_heads_compute_the_outputs_of_tensorflow() -> None:
     """TensorFlow wrote `tests/data/albert_tensorflow` (tests/data/README.md)."""
     outputs = {
-        name: torch.from_numpy(each) for name, each in np.load(THEIRS / "outputs.npz").items()
+        name: torch.from_numpy(array) for name, array in np.load(TENSORFLOW / "outputs.npz").items()
     }
-    with open_checkpoint(THEIRS) as checkpoint:
+    with open_checkpoint(TENSORFLOW) as checkpoint:
         model = load_checkpoint(checkpoint.folder).eval()
     assert model.tasks == {"fill-mask": 600, "sentence-order": 2}
     hidden = model(ModelInputs(ids=outputs["ids"], types=outputs["types"]))
@@ -258,18 +252,18 @@ def test_the_vocabulary_of_the_archive_becomes_the_tokenizer(
     ("name", "message"),
     [(INDEX, "the table's footer is missing"), (DATA, "00001 ends before ")],
 )
-def test_truncated_archives_are_refused(archive: Path, name: str, message: str) -> None:
+def test_truncated_archives_are_rejected(archive: Path, name: str, message: str) -> None:
     os.truncate(archive / name, 2000)
-    assert_refused(archive, message)
+    assert_rejected(archive, message)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_damage_to_an_index_is_worse_than_an_error(archive: Path, seed: int) -> None:
-    """Random bytes are changed; each tensor that can still be read lies in its file."""
+def test_a_damaged_index_is_rejected_or_read_within_its_file(archive: Path, seed: int) -> None:
+    """Random bytes of the index change."""
     generator = np.random.default_rng(seed)
     content = bytearray((archive / INDEX).read_bytes())
-    for place in generator.integers(0, len(content), 1 + seed % 5):
-        content[place] = generator.integers(256)
+    for position in generator.integers(0, len(content), 1 + seed % 5):
+        content[position] = generator.integers(256)
     (archive / INDEX).write_bytes(content)
     try:
         bundle = TensorBundle(archive / INDEX)
@@ -286,8 +280,8 @@ VECTORS = SentenceVectors(pooling="cls", normalize=True, max_length=20)
 
 
 @pytest.fixture(scope="module")
-def old(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of sentences as old ones are on the hub: a pickle, and `spiece.model` alone."""
+def old_checkpoint(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sentence model in the old format of the Hub: a pickle, and only `spiece.model`."""
     folder = tmp_path_factory.mktemp("hub") / "albert-old"
     shutil.copytree(pretrained / "checkpoint", folder)
     write_sentence_vectors(VECTORS, folder, hidden_size=32)
@@ -297,15 +291,17 @@ def old(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.process
-def test_a_run_begins_with_an_old_checkpoint_and_keeps_its_files(
-    old: Path, labelled: Path, tmp_path: Path
+def test_a_run_starts_from_an_old_checkpoint_and_keeps_its_files(
+    old_checkpoint: Path, labelled: Path, tmp_path: Path
 ) -> None:
-    words = ["--initialize-from", str(old), "--length", "32", "--device", "cpu", "--steps", "1"]
-    words += ["--text-classification", str(labelled), "--labels", "bad", "good"]
-    for _ in range(2):  # the same command goes on, although the converted folder is another
-        assert finetune.main([*words, "--output", str(tmp_path / "run")]) == 0
+    options = ["--initialize-from", str(old_checkpoint)]
+    options += ["--length", "32", "--device", "cpu", "--steps", "1"]
+    options += ["--text-classification", str(labelled), "--labels", "bad", "good"]
+    for _ in range(2):  # the same command resumes, although the converted folder is new
+        assert finetune.main([*options, "--output", str(tmp_path / "run")]) == 0
     checkpoint = tmp_path / "run/checkpoint"
-    assert (checkpoint / "spiece.model").read_bytes() == (old / "spiece.model").read_bytes()
+    vocabulary = (old_checkpoint / "spiece.model").read_bytes()
+    assert (checkpoint / "spiece.model").read_bytes() == vocabulary
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (checkpoint / name).is_file()
     assert convert.main([str(checkpoint), str(tmp_path / "converted")]) == 0
@@ -317,25 +313,28 @@ def test_a_run_begins_with_an_old_checkpoint_and_keeps_its_files(
 
 
 @torch.no_grad()
-def test_conversion_repeats_what_transformers_cannot_share(tmp_path: Path, vocab_dir: Path) -> None:
+def test_conversion_copies_weights_that_transformers_cannot_share(
+    tmp_path: Path, vocab_dir: Path
+) -> None:
     tasks = ("fill-mask", "sentence-order", "text-classification")
-    ours = our_model(replace(TINY, sharing="attention"), tasks)
+    model = our_model(replace(TINY, sharing="attention"), tasks)
     names = {"id2label": {"0": "bad", "1": "fair", "2": "good"}}
-    save_checkpoint(ours, tmp_path / "ours", tokenizer_from=vocab_dir, extra_config=names)
-    assert convert.main([str(tmp_path / "ours"), str(tmp_path / "new" / "theirs")]) == 0
-    theirs = hf_load("AlbertForSequenceClassification", tmp_path / "new" / "theirs").double()
-    assert theirs.config.num_hidden_groups == 4
-    assert theirs.config.id2label == {0: "bad", 1: "fair", 2: "good"}
-    expected = hf_logits(theirs, ragged())
-    logits = our_logits(ours.double(), ragged())
+    save_checkpoint(model, tmp_path / "ours", tokenizer_from=vocab_dir, extra_config=names)
+    folder = tmp_path / "new" / "converted"
+    assert convert.main([str(tmp_path / "ours"), str(folder)]) == 0
+    hf = hf_load("AlbertForSequenceClassification", folder).double()
+    assert hf.config.num_hidden_groups == 4
+    assert hf.config.id2label == {0: "bad", 1: "fair", 2: "good"}
+    expected = hf_logits(hf, ragged())
+    logits = our_logits(model.double(), ragged())
     assert_close({task: logits[task] for task in expected}, expected)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (tmp_path / "new" / "theirs" / name).is_file()
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["theirs"]
+        assert (folder / name).is_file()
+    assert list(folder.parent.iterdir()) == [folder]
 
 
-# Opens each reference, and prints what came of it as a line of JSON.
-OPEN = """
+# Opens each reference, and prints its result as a line of JSON.
+OPEN_SCRIPT = """
 import json, sys
 from training.conversion.source import open_checkpoint
 from albert_serve.errors import HubError
@@ -352,19 +351,19 @@ for reference in sys.argv[1:]:
 
 
 @pytest.mark.process
-def test_models_of_the_hub_are_opened_in_each_form_and_revision(tmp_path: Path) -> None:
-    """Each file is loaded once, and of a model with both forms of weights only one."""
+def test_hub_models_open_in_each_format_and_revision(tmp_path: Path) -> None:
+    """Each file is downloaded once. If a model has both formats, the pickle is not downloaded."""
     for seed, name in enumerate(("both", "older", "pickles", "bert")):
         hf_model(TINY, "AlbertForPreTraining", seed).save_pretrained(tmp_path / name)
     (tmp_path / "bert/config.json").write_text('{"model_type": "bert"}')
     weights = {name: load_file(tmp_path / name / "model.safetensors") for name in ("both", "older")}
     torch.save(weights["both"], tmp_path / "both/pytorch_model.bin")
     weights["pickles"] = load_file(tmp_path / "pickles/model.safetensors")
-    as_pickles(tmp_path / "pickles")
-    both = Repository({"main": tmp_path / "both", "v1": tmp_path / "older"})
-    repositories = {"albert/both": both}
-    for name in ("pickles", "bert"):
-        repositories[f"albert/{name}"] = Repository({"main": tmp_path / name})
+    as_pickle_shards(tmp_path / "pickles")
+    names = ("both", "pickles", "bert")
+    repositories = {f"albert/{name}": Repository({"main": tmp_path / name}) for name in names}
+    both = repositories["albert/both"]
+    both.revisions["v1"] = tmp_path / "older"
     main, tag = both.commit("main"), both.commit("v1")
     opened = {
         "albert/both": (f"albert/both@{main}", "both"),
@@ -377,8 +376,8 @@ def test_models_of_the_hub_are_opened_in_each_form_and_revision(tmp_path: Path) 
     }
 
     with serve(repositories) as hub:
-        ended = subprocess.run(
-            [sys.executable, "-c", OPEN, *opened, *errors],
+        process = subprocess.run(
+            [sys.executable, "-c", OPEN_SCRIPT, *opened, *errors],
             cwd=tmp_path,
             env=hub.environment(tmp_path / "cache"),
             capture_output=True,
@@ -386,8 +385,8 @@ def test_models_of_the_hub_are_opened_in_each_form_and_revision(tmp_path: Path) 
             check=True,
         )
 
-    results = [json.loads(line) for line in ended.stdout.splitlines()]
-    for result, (name, model) in zip(results, opened.values(), strict=False):
+    results = [json.loads(line) for line in process.stdout.splitlines()]
+    for result, (name, model) in zip(results[: len(opened)], opened.values(), strict=True):
         bias = weights[model]["albert.pooler.bias"][0].item()
         assert result == {"name": name, "bias": bias}
     for result, message in zip(results[len(opened) :], errors.values(), strict=True):
@@ -397,7 +396,9 @@ def test_models_of_the_hub_are_opened_in_each_form_and_revision(tmp_path: Path) 
     assert not any(path.endswith("/pytorch_model.bin") for path in hub.downloads)
 
 
-def test_a_folder_wins_over_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_takes_precedence_over_a_hub_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_checkpoint(our_model(TINY, ("sentence-order",)), tmp_path / "albert" / "both")
     monkeypatch.chdir(tmp_path)
     with open_checkpoint("albert/both") as checkpoint:
