@@ -1,4 +1,4 @@
-"""Several tasks and classifiers are learnt into one set of weights; faults are said at once."""
+"""A run trains several tasks and classifiers in one model; faults are reported at the start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import signal
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from tests.training.support import (
     run_command,
     same_weights,
     validations,
+    write,
 )
 from training.commands.finetune import main
 from training.model.checkpoint import load_checkpoint, read_config, read_shapes, read_weights
@@ -45,8 +46,8 @@ def test_all_tasks_are_in_one_checkpoint(finetuned: Path, pretrained: Path) -> N
     assert config["id2label"] == {"0": "negative", "1": "positive"}
     assert len(config["architectures"]) == 3
     for name in ("tokenizer.json", "spiece.model"):
-        ours = (finetuned / "checkpoint" / name).read_bytes()
-        assert ours == (pretrained / "checkpoint" / name).read_bytes()
+        content = (finetuned / "checkpoint" / name).read_bytes()
+        assert content == (pretrained / "checkpoint" / name).read_bytes()
     first, second = json.loads((finetuned / "checkpoint/training.json").read_text())["stages"]
     assert first["program"] == "albert-serve pretrain"
     assert second["program"] == "albert-serve finetune"
@@ -55,15 +56,15 @@ def test_all_tasks_are_in_one_checkpoint(finetuned: Path, pretrained: Path) -> N
     assert {f"{task}/loss" for task in model.tasks} <= names
 
 
-def test_a_run_that_is_killed_goes_on_to_the_same_weights(
+def test_a_killed_run_resumes_to_the_same_weights(
     finetuned: Path, finetune_options: list[str], tmp_path: Path
 ) -> None:
-    """Again and again, with checkpoints between its deaths and without."""
-    apart = partial(run_in_process, finetune_options, tmp_path / "run", program=PROGRAM)
-    for step, saving in ((4, "10h"), (9, "0.0001s"), (9, "10h"), (30, "0.0001s")):
-        ended = apart("--save-every", saving, fate=partial(before_step, step, die))
+    """The run is killed four times, with and without a checkpoint since the last kill."""
+    run_once = partial(run_in_process, finetune_options, tmp_path / "run", program=PROGRAM)
+    for step, interval in ((4, "10h"), (9, "0.0001s"), (9, "10h"), (30, "0.0001s")):
+        ended = run_once("--save-every", interval, fate=partial(before_step, step, die))
         assert ended.status == -signal.SIGKILL
-    assert apart().status == 0
+    assert run_once().status == 0
     assert same_weights(tmp_path / "run", finetuned)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [10, 20, 30, 40]
 
@@ -72,17 +73,17 @@ MOODS = {"glad": ("good", "great", "beautiful", "first"), "sad": ("died", "lost"
 THINGS = ("game", "city", "music")
 
 
-def rows(thing_first: bool) -> list[str]:
-    """Each text with what it is about, or with its mood."""
+def rows(label: Literal["mood", "thing"]) -> list[str]:
+    """Return each text with its mood or its thing as the label."""
     return [
-        f"the {thing} was {word},{thing if thing_first else mood}"
+        f"the {thing} was {word},{mood if label == 'mood' else thing}"
         for mood, words in MOODS.items()
         for thing, word in itertools.product(THINGS, words)
     ]
 
 
-class Heads(NamedTuple):
-    """A run of two classifiers, and the files of both."""
+class HeadsRun(NamedTuple):
+    """A run with two classifiers, and the labelled texts of both."""
 
     folder: Path
     moods: Path
@@ -90,12 +91,11 @@ class Heads(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def trained(start: list[str], tmp_path_factory: pytest.TempPathFactory) -> Heads:
-    """The second classifier has columns, labels and a metric of its own."""
+def heads_run(start: list[str], tmp_path_factory: pytest.TempPathFactory) -> HeadsRun:
+    """A run whose second classifier has its own columns, labels and metric."""
     folder = tmp_path_factory.mktemp("heads")
-    moods, things = folder / "moods.csv", folder / "things.csv"
-    moods.write_text("\n".join(["text,label", *rows(False)]))
-    things.write_text("\n".join(["words,about", *rows(True)]))
+    moods = write(folder / "moods.csv", "\n".join(["text,label", *rows("mood")]))
+    things = write(folder / "things.csv", "\n".join(["words,about", *rows("thing")]))
     options = [
         *(*start, "--text-classification", str(moods), "--validation", str(moods)),
         *("--head", "thing", "--text-classification", str(things), "--validation", str(things)),
@@ -103,11 +103,11 @@ def trained(start: list[str], tmp_path_factory: pytest.TempPathFactory) -> Heads
         *("--batch-size", "12", "--lr", "5e-3", "--steps", "160", "--validate-every", "40"),
     ]
     assert run(options, folder / "run") == 0
-    return Heads(folder / "run", moods, things)
+    return HeadsRun(folder / "run", moods, things)
 
 
-def test_both_are_learnt_each_with_labels_of_its_own(trained: Heads, tmp_path: Path) -> None:
-    checkpoint = trained.folder / "best"
+def test_both_classifiers_learn_their_own_labels(heads_run: HeadsRun, tmp_path: Path) -> None:
+    checkpoint = heads_run.folder / "best"
     hf = read_config(checkpoint)
     assert list(hf["id2label"].values()) == ["glad", "sad"]
     assert list(hf["albert_heads"]) == ["thing"]
@@ -116,22 +116,22 @@ def test_both_are_learnt_each_with_labels_of_its_own(trained: Heads, tmp_path: P
     assert shapes["classifier.weight"] == (2, 32)
     assert shapes["heads.thing.classifier.weight"] == (3, 32)
 
-    data = ["--text-classification", str(trained.moods), "--head", "thing"]
-    data += ["--text-classification", str(trained.things)]
+    data = ["--text-classification", str(heads_run.moods), "--head", "thing"]
+    data += ["--text-classification", str(heads_run.things)]
     data += ["--text-column", "words", "--label-column", "about"]
-    figures = evaluated(checkpoint, *data, "--predictions", str(tmp_path / "predicted.tsv"))
-    for end, name, right in (("", "", rows(False)), ("-thing", "/thing", rows(True))):
-        lines = (tmp_path / f"predicted{end}.tsv").read_text().splitlines()[1:]
-        pairs = zip(lines, right, strict=True)
-        num_right = sum(one.split("\t")[1] == other.split(",")[1] for one, other in pairs)
-        accuracy = figures[f"text_classification{name}_accuracy"]
-        assert accuracy == pytest.approx(num_right / len(right))
+    metrics = evaluated(checkpoint, *data, "--predictions", str(tmp_path / "predictions.tsv"))
+    for suffix, name, labelled in (("", "", rows("mood")), ("-thing", "/thing", rows("thing"))):
+        lines = (tmp_path / f"predictions{suffix}.tsv").read_text().splitlines()[1:]
+        pairs = zip(lines, labelled, strict=True)
+        num_right = sum(line.split("\t")[1] == row.split(",")[1] for line, row in pairs)
+        accuracy = metrics[f"text_classification{name}_accuracy"]
+        assert accuracy == pytest.approx(num_right / len(labelled))
         assert accuracy > 0.9
-    assert list(figures["text_classification/thing_classes"]) == ["city", "game", "music"]
+    assert list(metrics["text_classification/thing_classes"]) == ["city", "game", "music"]
 
 
-def test_each_is_validated_and_the_mean_decides(trained: Heads) -> None:
-    folder = trained.folder
+def test_the_mean_of_both_validations_selects_the_best(heads_run: HeadsRun) -> None:
+    folder = heads_run.folder
     moods = validations(folder, "text-classification", "accuracy")
     things = validations(folder, "text-classification/thing", "macro_f1")
     assert list(moods) == list(things) == [0, 40, 80, 120, 160]
@@ -141,51 +141,47 @@ def test_each_is_validated_and_the_mean_decides(trained: Heads) -> None:
     training = json.loads((folder / "checkpoint/training.json").read_text())
     settings = training["stages"][-1]["settings"]
     assert settings["validation"] == settings["text_classification"] == ["moods.csv", "things.csv"]
-    # Each step trains one of them.
+    # Each step trains one of the classifiers.
     names = {name for line in read_metrics(folder) for name in line if name.endswith("/loss")}
     assert {"text-classification/loss", "text-classification/thing/loss"} <= names
 
 
-def test_a_head_is_added_to_a_model_that_has_some(
-    trained: Heads, start: list[str], tmp_path: Path
+def test_a_new_head_leaves_the_other_heads_unchanged(
+    heads_run: HeadsRun, start: list[str], tmp_path: Path
 ) -> None:
-    """The others keep their weights but for the backbone's, and their labels and names."""
-    best, moods, folder = trained.folder / "best", trained.moods, tmp_path / "added"
-    tiny = ["--steps", "2", "--lr", "1e-9", "--adamw-lr", "1e-9", "--weight-decay", "0"]
+    best, moods, folder = heads_run.folder / "best", heads_run.moods, tmp_path / "added"
+    tiny_steps = ["--steps", "2", "--lr", "1e-9", "--adamw-lr", "1e-9", "--weight-decay", "0"]
     head = ["--head", "mood-2", "--text-classification", str(moods), "--labels", "sad", "glad"]
-    options = [*start, "--initialize-from", str(best), *tiny, *head]
+    options = [*start, "--initialize-from", str(best), *tiny_steps, *head]
     assert run(options, folder) == 0
-    before, after = (read_config(each) for each in (best, folder / "checkpoint"))
+    before, after = (read_config(path) for path in (best, folder / "checkpoint"))
     for key in ("id2label", "label2id", "problem_type"):
         assert after[key] == before[key]
     assert list(after["albert_heads"]) == ["thing", "mood-2"]
     assert after["albert_heads"]["thing"] == before["albert_heads"]["thing"]
     assert list(after["albert_heads"]["mood-2"]["id2label"].values()) == ["sad", "glad"]
     for name in ("classifier.weight", "heads.thing.classifier.bias"):
-        old, new = (read_weights(each)[name] for each in (best, folder / "checkpoint"))
+        old, new = (read_weights(path)[name] for path in (best, folder / "checkpoint"))
         torch.testing.assert_close(new, old, atol=1e-6, rtol=0)
-    # What was learnt is still answered.
-    data = ("--text-classification", str(moods))
-    assert evaluated(folder / "checkpoint", *data)["text_classification_accuracy"] > 0.9
+    metrics = evaluated(folder / "checkpoint", "--text-classification", str(moods))
+    assert metrics["text_classification_accuracy"] > 0.9
 
 
 @pytest.fixture(scope="module")
-def files(
+def option_words(
     labelled: Path, easy_corpus: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """The words that stand for options and files in the table."""
+    """The options and file names behind the short words of the following table."""
     folder = tmp_path_factory.mktemp("files")
-    cola = folder / "cola"
-    cola.mkdir()
     for name in ("train.tsv", "dev.tsv"):
-        (cola / name).write_text("x\t1\t\tGood is it.\nx\t0\t*\tIt good is.\n" * 4)
-    (folder / "one-label.tsv").write_text("text\tlabel\na\tx\nb\tx\n")
+        write(folder / "cola" / name, "x\t1\t\tGood is it.\nx\t0\t*\tIt good is.\n" * 4)
+    one_label = write(folder / "one-label.tsv", "text\tlabel\na\tx\nb\tx\n")
     return {
         "TEXTS": f"--text-classification {labelled}",
-        "COLA": f"--task cola --data {cola}",
+        "COLA": f"--task cola --data {folder / 'cola'}",
         "QUESTIONS": f"--question-answering {SQUAD}",
         "CHOICES": f"--multiple-choice {RACE / 'train'}",
-        "ONE-LABEL": f"--text-classification {folder / 'one-label.tsv'}",
+        "ONE-LABEL": f"--text-classification {one_label}",
         "CORPUS": f"--pretraining {easy_corpus}",
         "texts": str(labelled),
         "questions": str(SQUAD),
@@ -207,41 +203,37 @@ def files(
         ("TEXTS CHOICES", "--multiple-choice cannot be combined with --text-classification"),
         ("TEXTS --mask-rate 0.3", "--mask-rate requires --pretraining"),
         ("TEXTS --head default TEXTS", "--head default names the default classifier"),
-        (
-            "QUESTIONS --validation questions --head a TEXTS",
-            "--validation before --head belongs to",
-        ),
+        ("QUESTIONS --validation questions --head a TEXTS", "--validation before --head belon"),
         ("QUESTIONS --head-only", "--head-only requires --text-classification or --task or --he"),
     ],
 )
-def test_impossible_options_are_one_line_and_no_run(
+def test_impossible_options_print_one_line_and_start_no_run(
     start: list[str],
-    files: dict[str, str],
+    option_words: dict[str, str],
     words: str,
     message: str,
     tmp_path: Path,
     capsys: Capture,
 ) -> None:
-    options = [word for each in words.split() for word in files.get(each, each).split()]
-    assert run([*start, *options], tmp_path / "run") == 1
+    options = " ".join(option_words.get(word, word) for word in words.split())
+    assert run([*start, *options.split()], tmp_path / "run") == 1
     assert message in refusal(capsys, tmp_path / "run")
 
 
-def test_all_that_is_wrong_with_the_data_is_listed_at_once(
+def test_all_faults_of_the_data_are_listed_together(
     finetune_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
-    texts, broken, moved = (tmp_path / name for name in ("a.tsv", "broken.json", "moved.json"))
-    texts.write_text("text\tlabel\nx\t1\t2\na war\t0\na game\t1\n")
-    broken.write_text("{")
+    texts = write(tmp_path / "a.tsv", "text\tlabel\nx\t1\t2\na war\t0\na game\t1\n")
+    not_json = write(tmp_path / "not-json.json", "{")
     content = json.loads(SQUAD.read_text())
     answers = content["data"][0]["paragraphs"][0]["qas"][0]["answers"]
     answers[0] = {"text": "not in there", "answer_start": 3}
-    moved.write_text(json.dumps(content))
-    more = ("--text-classification", str(texts), "--question-answering", str(broken), str(moved))
-    assert run(finetune_options, tmp_path / "run", *more) == 1
+    wrong_offset = write(tmp_path / "wrong-offset.json", json.dumps(content))
+    data = ["--text-classification", str(texts), "--question-answering", str(not_json)]
+    assert run(finetune_options, tmp_path / "run", *data, str(wrong_offset)) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith(f"error: {texts}, line 2 has 3 fields, but the header has 2")
-    assert lines[1].startswith(f"{broken} is not in SQuAD's format: the file: Invalid JSON: ")
-    assert lines[2].startswith(f"{moved}, question ")
+    assert lines[1].startswith(f"{not_json} is not in SQuAD's format: the file: Invalid JSON: ")
+    assert lines[2].startswith(f"{wrong_offset}, question ")
     assert "not 'not in there', which occurs 0 times" in lines[2]
     assert len(lines) == 3

@@ -1,4 +1,4 @@
-"""Several processes finetune as one does: each task, and its validation."""
+"""Two processes finetune every task to the same weights and validations as one process."""
 
 from __future__ import annotations
 
@@ -15,81 +15,85 @@ from tests.training.support import SQUAD, WIKI, best_step, checkpoint_state, mov
 
 PROGRAM = "training.commands.finetune"
 STEPS = 6
-# What sets the runs apart is the order of sums. Measured in fp32 after these 6 steps, which move
-# weights by 1e-2 and more: 2e-7 to 1e-6 between weights.
-CLOSE = 1e-5
-# The biases of scores that are compared by a softmax have no gradient but that of rounding.
+# The runs differ only in the order of sums. After 6 steps in fp32, which change weights by 1e-2 and
+# more, weights differ by 2e-7 to 1e-6.
+MAX_DIFFERENCE = 1e-5
+# Softmax cancels these biases, so their gradients contain only rounding errors.
 WITHOUT_GRADIENT = (
     "albert.encoder.albert_layer_groups.0.albert_layers.0.attention.key.bias",
     "qa_outputs.bias",
 )
 
-alone = partial(run_in_process, program=PROGRAM)
-together = partial(run_world, program=PROGRAM)
+run_alone = partial(run_in_process, program=PROGRAM)
+run_together = partial(run_world, program=PROGRAM)
 
 
 @pytest.fixture
-def exact(start: list[str]) -> list[str]:
-    """A run of six steps without dropout; its data is left to be named."""
+def exact_options(start: list[str]) -> list[str]:
+    """The options of a run of six steps without dropout, except its data."""
     rates = ("--optimizer", "adamw", "--lr", "3e-3", "--dropout", "0", "--classifier-dropout", "0")
     return [*start, *rates, "--report-every", "1", "--keep", "20"]
 
 
-def check_ended(ended: Sequence[Ended]) -> None:
-    """The main process alone says something."""
-    assert [each.status for each in ended] == [0] * len(ended), [each.err for each in ended]
-    for other in ended[1:]:
-        assert (other.out, other.err) == ("", "")
+def check_ended(processes: Sequence[Ended]) -> None:
+    """Check that all processes succeeded, and that only the main process printed anything."""
+    assert all(process.status == 0 for process in processes), [p.err for p in processes]
+    assert all((process.out, process.err) == ("", "") for process in processes[1:])
 
 
-def check_close(one: Path, other: Path) -> None:
-    """Two runs have the same curves and validations, and weights, up to their last digits."""
-    lines = [read_metrics(folder) for folder in (one, other)]
+def check_close(single: Path, distributed: Path) -> None:
+    """Check that two runs have the same metrics and weights except for rounding."""
+    runs = (single, distributed)
+    lines = [read_metrics(folder) for folder in runs]
     assert len(lines[0]) >= STEPS
-    for mine, theirs in zip(*lines, strict=True):
-        for name in mine.keys() - {"elapsed_s", "tokens_per_s"}:
-            assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), (mine, name)
-    tensors = [load_file(folder / "checkpoint" / "model.safetensors") for folder in (one, other)]
+    for expected, metrics in zip(*lines, strict=True):
+        for name in expected.keys() - {"elapsed_s", "tokens_per_s"}:
+            close = pytest.approx(expected[name], rel=1e-4, abs=1e-5)
+            assert metrics[name] == close, (metrics, name)
+    tensors = [load_file(folder / "checkpoint" / "model.safetensors") for folder in runs]
     assert tensors[0].keys() == tensors[1].keys()
     for name, tensor in tensors[0].items():
         if name not in WITHOUT_GRADIENT:
-            assert (tensor - tensors[1][name]).abs().max() < CLOSE, name
+            assert (tensor - tensors[1][name]).abs().max() < MAX_DIFFERENCE, name
 
 
-def test_two_processes_train_as_one_does(exact: list[str], tmp_path: Path) -> None:
-    """Two classifiers, of several labels and of a number, beside questions and text.
+def test_two_processes_train_several_tasks_as_one_process(
+    exact_options: list[str], tmp_path: Path
+) -> None:
+    """The tasks are multi-label classification, regression, questions and pretraining.
 
-    The batches do not divide evenly, where the task allows it.
+    If the task allows it, the batches do not divide evenly.
     """
     moods, scores = tmp_path / "moods.jsonl", tmp_path / "scores.csv"
     rows = [("a good game", ["glad"]), ("the war was lost", ["sad"]), ("a city", [])] * 5
     moods.write_text("\n".join(json.dumps({"text": t, "label": names}) for t, names in rows))
     scores.write_text("text,label\n" + "a good game,1\nthe war was lost,-1.5\n" * 6)
     options = [
-        *(*exact, "--text-classification", str(moods)),
+        *(*exact_options, "--text-classification", str(moods)),
         *("--problem-type", "multi_label_classification"),
         *("--question-answering", str(SQUAD), "--pretraining", str(WIKI)),
         *("--head", "score", "--text-classification", str(scores), "--problem-type", "regression"),
         *("--batch-size", "7", "5", "3", "4", "--steps", "12"),
     ]
-    assert alone(options, tmp_path / "one").status == 0
-    check_ended(together(options, tmp_path / "two"))
+    assert run_alone(options, tmp_path / "one").status == 0
+    check_ended(run_together(options, tmp_path / "two"))
     check_close(tmp_path / "one", tmp_path / "two")
     assert moved(tmp_path / "one") > 5e-3
 
 
-def test_texts_are_trained_and_validated_as_by_one(
-    exact: list[str], labelled: Path, tmp_path: Path
+def test_two_processes_validate_and_select_as_one_process(
+    exact_options: list[str], labelled: Path, tmp_path: Path
 ) -> None:
-    """Also in other micro-batches; amidst the run and at its end, by a metric of all texts."""
-    one, several = tmp_path / "one", tmp_path / "several"
-    texts = [*exact, "--text-classification", str(labelled), "--validation", str(labelled)]
-    texts += ["--batch-size", "13", "--validate-every", "4", "--metric", "macro_f1"]
-    assert alone(texts, one).status == 0
-    ended = together(texts, several, "--micro-batch-size", "4")
-    check_ended(ended)
-    assert "validation of text-classification: loss" in ended[0].out + ended[0].err
-    check_close(one, several)
-    assert best_step(one) == best_step(several)
-    selections = [checkpoint_state(folder)["selection"] for folder in (one, several)]
+    """The micro-batches differ. The metric depends on all texts, and selects during the run too."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    data = ["--text-classification", str(labelled), "--validation", str(labelled)]
+    options = [*exact_options, *data, "--batch-size", "13"]
+    options += ["--validate-every", "4", "--metric", "macro_f1"]
+    assert run_alone(options, one).status == 0
+    processes = run_together(options, two, "--micro-batch-size", "4")
+    check_ended(processes)
+    assert "validation of text-classification: loss" in processes[0].out + processes[0].err
+    check_close(one, two)
+    assert best_step(one) == best_step(two)
+    selections = [checkpoint_state(folder)["selection"] for folder in (one, two)]
     assert selections[0] == pytest.approx(selections[1])

@@ -1,4 +1,4 @@
-"""A notebook's road: a frame is trained on, exported, and the bundle answers a column of it."""
+"""The workflow of a notebook: finetune on a DataFrame, export, and answer one of its columns."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Configure = Callable[..., FinetuneConfig]
 def configure(pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
     monkeypatch.setenv("ALBERT_SERVE_CACHE", str(tmp_path / "cache"))
 
-    def make(data: Any, **changes: Any) -> FinetuneConfig:
+    def configure(data: Any, **changes: Any) -> FinetuneConfig:
         values: dict[str, Any] = {
             "text_classification": data,
             "text_column": "review",
@@ -56,40 +56,38 @@ def configure(pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         }
         return FinetuneConfig(**values)
 
-    return make
+    return configure
 
 
-def test_a_notebook_goes_from_a_frame_to_answers(
+def test_a_notebook_finetunes_on_a_data_frame_and_answers(
     configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frame = pandas.DataFrame(ROWS)
-    trained = finetune(configure(frame.sample(frac=1, random_state=0), validation=ROWS))
-    last = trained.validations[-1]
-    assert last["step"] == trained.num_steps == 40
-    assert last["validation/text-classification/accuracy"] > 0.9
-    assert trained.best == tmp_path / "run/best"
-    exported = export(
-        ExportConfig(checkpoint=trained.best, bundle=tmp_path / "bundle", quality=False)
-    )
+    run = finetune(configure(frame.sample(frac=1, random_state=0), validation=ROWS))
+    validation = run.validations[-1]
+    assert validation["step"] == run.num_steps == 40
+    assert validation["validation/text-classification/accuracy"] > 0.9
+    assert run.best == tmp_path / "run/best"
+    exported = export(ExportConfig(checkpoint=run.best, bundle=tmp_path / "bundle", quality=False))
     with AlbertClient.local(exported.bundle.folder, num_threads=1) as albert:
         answers = albert.text_classification(frame["review"])
         text = ROWS[0]["review"]
-        default = albert.text_classification(text)
-        raw = albert.text_classification(text, function_to_apply="softmax")
-        logit = albert.text_classification(text, function_to_apply="none")
-    temperature = read_config(trained.best)["albert_temperature"]
-    gap = logit[0].score - logit[1].score
-    assert raw[0].score == pytest.approx(1 / (1 + np.exp(-gap)), abs=1e-6)
-    assert default[0].score == pytest.approx(1 / (1 + np.exp(-gap / temperature)), abs=1e-6)
+        calibrated = albert.text_classification(text)
+        softmax = albert.text_classification(text, function_to_apply="softmax")
+        logits = albert.text_classification(text, function_to_apply="none")
+    temperature = read_config(run.best)["albert_temperature"]
+    gap = logits[0].score - logits[1].score
+    assert softmax[0].score == pytest.approx(1 / (1 + np.exp(-gap)), abs=1e-6)
+    assert calibrated[0].score == pytest.approx(1 / (1 + np.exp(-gap / temperature)), abs=1e-6)
     labels = [answer[0].label for answer in answers]
-    figures = {"accuracy": accuracy_score, "macro_f1": partial(f1_score, average="macro")}
-    for name, measure in figures.items():
-        expected = pytest.approx(last[f"validation/text-classification/{name}"])
+    metrics = {"accuracy": accuracy_score, "macro_f1": partial(f1_score, average="macro")}
+    for name, measure in metrics.items():
+        expected = pytest.approx(validation[f"validation/text-classification/{name}"])
         assert measure(frame["mood"], labels) == expected
 
     capsys.readouterr()
-    again = configure(pandas.DataFrame(ROWS).sample(frac=1, random_state=0), validation=ROWS)
-    assert finetune(again).num_steps == 40
+    same_config = configure(frame.copy().sample(frac=1, random_state=0), validation=ROWS)
+    assert finetune(same_config).num_steps == 40
     assert "Resuming from step 40" in capsys.readouterr().out
     message = r"a run with text_classification \"\['table (\w+)'\]\", not \"\['table (?!\1)\w+'\]"
     with pytest.raises(RunError, match=message):
@@ -104,28 +102,25 @@ def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-@pytest.mark.parametrize(
-    "make",
-    [_with_categories, _columns, list, pandas.DataFrame],
-)
-def test_a_table_becomes_a_file_of_its_rows_that_is_named_by_them(
-    make: Callable[[Any], Any], configure: Configure
+@pytest.mark.parametrize("to_table", [_with_categories, _columns, list, pandas.DataFrame])
+def test_a_table_is_stored_in_a_file_that_is_named_by_its_content(
+    to_table: Callable[[Any], Any], configure: Configure
 ) -> None:
-    (file,) = configure(make(ROWS)).text_classification
+    (file,) = configure(to_table(ROWS)).text_classification
     assert parquet.read_table(file).to_pylist() == ROWS
-    assert configure(make(ROWS)).text_classification == (file,)
-    assert configure(make(ROWS[1:])).text_classification != (file,)
+    assert configure(to_table(ROWS)).text_classification == (file,)
+    assert configure(to_table(ROWS[1:])).text_classification != (file,)
     assert configure([file, str(file)]).text_classification == (file, file)
     assert configure(str(file)).text_classification == (file,)
 
 
-def test_an_error_in_a_row_names_the_frame_and_the_row(configure: Configure) -> None:
+def test_an_error_in_a_row_names_the_data_frame_and_the_row(configure: Configure) -> None:
     frame = pandas.DataFrame([*ROWS, {"review": "x", "mood": "gald"}])
     with pytest.raises(TrainingError, match=r"^the DataFrame, row 31: Label .gald"):
         finetune(configure(frame, labels=["glad", "sad"]))
 
 
-def test_an_interrupted_run_is_saved_and_goes_on(configure: Configure, tmp_path: Path) -> None:
+def test_an_interrupted_run_is_saved_and_resumes(configure: Configure, tmp_path: Path) -> None:
     config = configure(ROWS, steps=1_000_000, report_every=1)
 
     def interrupt() -> None:
@@ -136,7 +131,7 @@ def test_an_interrupted_run_is_saved_and_goes_on(configure: Configure, tmp_path:
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt, match="Stopped after step"):
         finetune(config)
-    record = next((tmp_path / "run/checkpoints").iterdir())
-    assert (record / "model.safetensors").is_file()
-    trained = finetune(replace(config, steps=40))
-    assert trained.num_steps >= 40
+    saved = next((tmp_path / "run/checkpoints").iterdir())
+    assert (saved / "model.safetensors").is_file()
+    run = finetune(replace(config, steps=40))
+    assert run.num_steps >= 40

@@ -1,4 +1,4 @@
-"""Heads of a run: of the checkpoint, new, or fitted on an encoder that few texts train before."""
+"""Heads of a run: stored in the checkpoint, new, or fitted; few texts train the encoder first."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ ROOT = Path(__file__).parents[3]
 START = ROOT / "models" / "albert-small-en"
 BANKING = ROOT / "tests" / "data" / "banking77"
 run = partial(run_command, main)
-accuracies = partial(validations, task="text-classification", figure="accuracy")
+
+
+def accuracies(folder: Path) -> dict[int, float]:
+    return validations(folder, "text-classification", "accuracy")
 
 
 def options(file: Path) -> list[str]:
@@ -53,44 +56,44 @@ def options(file: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def intents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of `--head-only` on the shipped model. Copy it before changing it."""
+    """A run of `--head-only` on the default model. Copy it before changing it."""
     folder = tmp_path_factory.mktemp("intents") / "run"
     assert run(options(BANKING / "train.csv"), folder, "--head-only") == 0
     return folder
 
 
-def test_the_fitted_head_leaves_the_encoder_as_it_is(intents: Path) -> None:
-    """And `transformers` reads it: the fit is of the function that is served."""
+def test_fitting_a_head_leaves_the_encoder_unchanged(intents: Path) -> None:
+    """`transformers` computes the same logits with the fitted head."""
     before, after = read_weights(START), read_weights(intents / "best")
     encoder = [name for name in before if ".embeddings." in name or ".encoder." in name]
     assert all(torch.equal(before[name], after[name]) for name in encoder)
     assert accuracies(intents)[0] > 0.8
-    ours = load_checkpoint(intents / "best").eval()
-    theirs = hf_load("AlbertForSequenceClassification", intents / "best")
+    our = load_checkpoint(intents / "best").eval()
+    hf = hf_load("AlbertForSequenceClassification", intents / "best")
     batch = ragged()
     with torch.no_grad():
-        logits = {"text-classification": our_logits(ours, batch)["text-classification"]}
-        assert_close(logits, hf_logits(theirs, batch), 1e-4)
+        logits = {"text-classification": our_logits(our, batch)["text-classification"]}
+        assert_close(logits, hf_logits(hf, batch), 1e-4)
 
 
-def test_training_goes_on_from_the_fitted_head_and_keeps_the_better(
+def test_the_fitted_head_is_the_best_checkpoint_if_training_makes_it_worse(
     intents: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    """A rate that ruins the encoder leaves the fitted head as the best."""
-    ruin = ("--steps", "2", "--lr", "1", "--adamw-lr", "1", "--schedule", "linear")
+    """The learning rate is so high that it ruins the encoder."""
+    ruinous_steps = ("--steps", "2", "--lr", "1", "--adamw-lr", "1", "--schedule", "linear")
     folder = tmp_path / "run"
-    assert run(options(BANKING / "train.csv"), folder, *ruin) == 0
-    figures = accuracies(folder)
-    assert list(figures) == [0, 2]
-    assert figures[0] == accuracies(intents)[0] > figures[2]
+    assert run(options(BANKING / "train.csv"), folder, *ruinous_steps) == 0
+    by_step = accuracies(folder)
+    assert list(by_step) == [0, 2]
+    assert by_step[0] == accuracies(intents)[0] > by_step[2]
     assert best_step(folder) == 0
-    lines = capsys.readouterr().out
-    assert "To export" not in lines
-    assert "24 of 240 texts are held out for validation" in lines
+    output = capsys.readouterr().out
+    assert "To export" not in output
+    assert "24 of 240 texts are held out for validation" in output
 
 
 def excerpt(name: str, folder: Path) -> Path:
-    """Write five texts of each of two labels."""
+    """Write the first five texts of two labels."""
     with (BANKING / name).open(newline="") as file:
         rows = list(csv.DictReader(file))
     with (folder / name).open("w", newline="") as file:
@@ -101,42 +104,42 @@ def excerpt(name: str, folder: Path) -> Path:
     return folder / name
 
 
-def test_few_texts_train_the_encoder_and_then_fit_the_head(tmp_path: Path, capsys: Capture) -> None:
+def test_few_texts_train_the_encoder_before_the_head_is_fitted(
+    tmp_path: Path, capsys: Capture
+) -> None:
     train, dev = (excerpt(name, tmp_path) for name in ("train.csv", "dev.csv"))
-    words = ("--validation", str(dev))
-    assert run(options(train), tmp_path / "run", *words) == 0
+    assert run(options(train), tmp_path / "run", "--validation", str(dev)) == 0
     assert "10 texts of 2 labels are few" in capsys.readouterr().out
     assert best_step(tmp_path / "run") == 0
     assert accuracies(tmp_path / "run")[0] > 0.8
     before, after = read_weights(START), read_weights(tmp_path / "run" / "best")
-    changed = [name for name in before if ".encoder." in name]
-    assert not any(torch.equal(before[name], after[name]) for name in changed)
+    encoder = [name for name in before if ".encoder." in name]
+    assert not any(torch.equal(before[name], after[name]) for name in encoder)
 
 
-def test_the_loss_is_that_of_all_pairs_of_a_batch() -> None:
-    """Of each text that shares its label: the mean of Khosla et al.'s terms, by loops."""
+def test_the_contrastive_loss_is_that_of_khosla_et_al() -> None:
+    """The terms of each text that shares its label are computed in loops."""
     rows_CH = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels = [0, 0, 1, 0, 2]
     cosines = (F.normalize(rows_CH, dim=-1) @ F.normalize(rows_CH, dim=-1).T).numpy()
     terms = []
     for i in (0, 1, 3):
         others = [j for j in range(5) if j != i]
+        positives = [j for j in others if labels[j] == labels[i]]
         total = np.log(sum(np.exp(20 * cosines[i, j]) for j in others))
-        terms.append(
-            np.mean([total - 20 * cosines[i, j] for j in others if labels[j] == labels[i]])
-        )
+        terms.append(np.mean([total - 20 * cosines[i, j] for j in positives]))
     loss = contrastive_loss(rows_CH, torch.tensor(labels))
     assert loss.item() == pytest.approx(np.mean(terms))
 
 
-def test_held_out_texts_have_the_same_part_of_each_label() -> None:
-    """But for a label of a single text, which is to be learnt."""
+def test_the_same_fraction_of_each_label_is_held_out() -> None:
+    """The text of a label with one text is not held out."""
     labels = [0] * 100 + [1] * 50 + [2]
     texts = [LabelledText(text=str(n), pair=None, label=k) for n, k in enumerate(labels)]
-    divided = hold_out(texts, 0.2)
-    assert Counter(each.label for each in divided[VALIDATION]) == {0: 20, 1: 10}
-    assert len(divided[TRAINING]) + len(divided[VALIDATION]) == len(texts)
-    assert hold_out(texts, 0.2) == divided
+    splits = hold_out(texts, 0.2)
+    assert Counter(text.label for text in splits[VALIDATION]) == {0: 20, 1: 10}
+    assert len(splits[TRAINING]) + len(splits[VALIDATION]) == len(texts)
+    assert hold_out(texts, 0.2) == splits
     assert len(hold_out(texts[:50], 0.2)[VALIDATION]) == 10
     assert VALIDATION not in hold_out(texts[:49], 0.2)
     many = [LabelledText(text=str(n), pair=None, label=n % 2) for n in range(4010)]
@@ -144,22 +147,22 @@ def test_held_out_texts_have_the_same_part_of_each_label() -> None:
 
 
 HEAD: Task = "text-classification"
-OTHER: Task = "text-classification/other"
+NAMED_HEAD: Task = "text-classification/other"
 
 
-def opened(
+def save_and_open(
     folder: Path,
     labels: Sequence[str] = ("a", "b", "c"),
     heads: tuple[Task, ...] = (),
     **values: Any,
 ) -> Start:
-    """A checkpoint with a classifier of these labels and further heads."""
+    """Save and open a checkpoint with a classifier of these labels and additional heads."""
     model = our_model(TINY, ("fill-mask", HEAD, *heads))
     save_checkpoint(model, folder, extra_config=label_keys(labels))
     return Start.open(folder, FinetuneConfig(output=folder, **{"length": 16, **values}))
 
 
-def output_of(model: AlbertForTasks) -> torch.Tensor:
+def output_weight(model: AlbertForTasks) -> torch.Tensor:
     weight: torch.Tensor = model.state_dict()[f"heads.{HEAD}.output.weight"]
     return weight
 
@@ -173,17 +176,17 @@ def output_of(model: AlbertForTasks) -> torch.Tensor:
         ("good fair awful", None),
     ],
 )
-def test_a_classifier_goes_on_if_its_labels_have_the_same_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], labels: str, order: list[int] | None
+def test_a_stored_classifier_is_used_if_its_labels_have_the_same_names(
+    tmp_path: Path, capsys: Capture, labels: str, order: list[int] | None
 ) -> None:
-    """In any case and order; otherwise a new one begins, which is said."""
-    start, keys = opened(tmp_path, ("good", "fair", "bad")), label_keys(labels.split())
+    """Case and order may differ. With other labels, a new classifier replaces the stored one."""
+    start, keys = save_and_open(tmp_path, ("good", "fair", "bad")), label_keys(labels.split())
     assert new_classifiers(start, {HEAD: keys}) == ([] if order else [HEAD])
     names = ", ".join(labels.split())
     line = f"A new classifier of {names} replaces the classifier of good, fair, bad.\n"
     assert capsys.readouterr().out == ("" if order else line)
-    stored = output_of(our_model(TINY, ("fill-mask", HEAD)))
-    weight = output_of(load_start(start, [HEAD], {HEAD: keys}))
+    stored = output_weight(our_model(TINY, ("fill-mask", HEAD)))
+    weight = output_weight(load_start(start, [HEAD], {HEAD: keys}))
     if order:
         assert torch.equal(weight, stored[order])
     else:
@@ -191,31 +194,28 @@ def test_a_classifier_goes_on_if_its_labels_have_the_same_names(
 
 
 @pytest.mark.parametrize("task", ["multiple-choice", "token-classification"])
-def test_the_one_head_named_classifier_is_replaced_with_the_named_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: Task
+def test_a_head_of_another_task_replaces_all_text_classifiers(
+    tmp_path: Path, capsys: Capture, task: Task
 ) -> None:
-    folder = tmp_path / "both"
-    save_checkpoint(load_start(opened(tmp_path), [OTHER], {OTHER: label_keys(["a", "b"])}), folder)
+    folder, keys = tmp_path / "both", {NAMED_HEAD: label_keys(["a", "b"])}
+    save_checkpoint(load_start(save_and_open(tmp_path), [NAMED_HEAD], keys), folder)
     start = Start.open(folder, FinetuneConfig(output=folder, length=16))
-    model = load_start(
-        start, [task], {task: label_keys(["x", "y", "z"])} if task.startswith("token") else {}
-    )
+    new_keys = {task: label_keys(["x", "y", "z"])} if task == "token-classification" else {}
+    model = load_start(start, [task], new_keys)
     assert set(model.tasks) == {"fill-mask", task}
     assert capsys.readouterr().out.splitlines() == [
-        f"The checkpoint's named classifiers are removed: {OTHER}.",
+        f"The checkpoint's named classifiers are removed: {NAMED_HEAD}.",
         f"The checkpoint's {HEAD} head is replaced by a {task} head.",
     ]
 
 
 @pytest.mark.parametrize("option", ["length", "order_length"])
-def test_sequences_have_from_eight_tokens_to_the_models_positions(
-    tmp_path: Path, option: str
-) -> None:
+def test_the_length_is_from_8_to_the_positions_of_the_model(tmp_path: Path, option: str) -> None:
     values: dict[str, Any] = {"pretraining": ["a.txt"]}
     for values[option] in (8, 16):
-        opened(tmp_path, **values)
+        save_and_open(tmp_path, **values)
     for values[option] in (7, 17):
         flag = f"--{option.replace('_', '-')} {values[option]}"
         message = f"{flag} is not between 8 and the model's 16 positions"
         with pytest.raises(RunError, match=message):
-            opened(tmp_path, **values)
+            save_and_open(tmp_path, **values)

@@ -1,4 +1,4 @@
-"""Hyperparameters, record, steps, validation and selection of a run follow from its options."""
+"""Options determine the hyperparameters, record, steps, validation and selection of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from training.tasks.base import TrainingTask
 from training.tasks.classification.loss import Classification
 from training.tasks.classification.metrics import ValidationMetrics
 
-# Of arXiv 1909.11942: LR, BSZ, ALBERT DR, Classifier DR, TS, WS, MSL.
+# Columns of table 14 in arXiv 1909.11942: LR, BSZ, ALBERT DR, Classifier DR, TS, WS, MSL.
 TABLE_14 = """
 cola    1e-5   16  0    0.1   5336   320  512
 stsb    2e-5   16  0    0.1   3598   214  512
@@ -42,74 +42,77 @@ race    2e-5   32  0.1  0.1  12000  1000  512
 """
 
 
-def configured(**values: Any) -> FinetuneConfig:
+def make_config(**values: Any) -> FinetuneConfig:
     return FinetuneConfig(**{"initialize_from": "x", "output": "runs/my run", **values})
 
 
-def named(head: str, **values: Any) -> ClassifierConfig:
+def make_head(head: str, **values: Any) -> ClassifierConfig:
     return ClassifierConfig(head=head, **{"text_classification": "x.csv", **values})
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_the_papers_values(name: str) -> None:
-    """All rows of table 14, and the rest of the original code."""
+def test_the_paper_recipe_has_the_values_of_table_14(name: str) -> None:
+    """Values that are not in the table come from the original code."""
     rows = {row.split()[0]: row.split()[1:] for row in TABLE_14.strip().splitlines()}
     assert rows.keys() == PAPER.keys()
-    got = PAPER[name]
-    values = [got["lr"], *got["batch_size"], got["dropout"], got["classifier_dropout"]]
-    values += [got["steps"], got["warmup"] * got["steps"], got["length"]]
+    recipe = PAPER[name]
+    values = [recipe["lr"], *recipe["batch_size"], recipe["dropout"]]
+    values += [recipe["classifier_dropout"], recipe["steps"]]
+    values += [recipe["warmup"] * recipe["steps"], recipe["length"]]
     assert values == pytest.approx([*map(float, rows[name])])
-    assert (got["optimizer"], got["schedule"]) == ("adamw", "linear")
-    assert (got["weight_decay"], got["clip_norm"]) == (0.01, 1)
+    assert (recipe["optimizer"], recipe["schedule"]) == ("adamw", "linear")
+    assert (recipe["weight_decay"], recipe["clip_norm"]) == (0.01, 1)
 
 
-def test_questions_have_the_recipe_of_their_version() -> None:
-    """Of v2.0 if some have no answer."""
-    two = configured(question_answering=[SQUAD, SQUAD_V2], recipe="paper")
-    assert (two.steps, two.length, two.question_length) == (8144, 512, 512)
-    one = configured(question_answering=[SQUAD], recipe="paper")
-    assert (one.steps, one.length, one.question_length) == (3649, 384, 384)
-    assert configured(question_answering=[SQUAD], recipe="paper", length=64).question_length == 64
+def test_questions_have_the_recipe_of_their_version_of_squad() -> None:
+    """The version is 2.0 if some questions have no answer."""
+    for files, options, expected in (
+        ([SQUAD, SQUAD_V2], {}, (8144, 512, 512)),
+        ([SQUAD], {}, (3649, 384, 384)),
+        ([SQUAD], {"length": 64}, (3649, 64, 64)),
+    ):
+        config = make_config(question_answering=files, recipe="paper", **options)
+        assert (config.steps, config.length, config.question_length) == expected
 
 
 @pytest.mark.parametrize(
-    ("names", "is_started", "values", "expected"),
+    ("names", "is_stored", "values", "expected"),
     [
         ("a b", False, {}, ["", "/b"]),
         ("a b", True, {}, ["/a", "/b"]),
         ("a", False, {"text_classification": "x.csv"}, ["", "/a"]),
     ],
 )
-def test_the_default_classifier_is_the_first(
+def test_the_first_classifier_is_the_default_unless_one_exists(
     vocab_dir: Path,
     names: str,
-    is_started: bool,
+    is_stored: bool,
     values: dict[str, Any],
     expected: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without data before `--head`, and without a default classifier in the checkpoint."""
-    read: list[str] = []
-    monkeypatch.setattr(tasks, "read_classification", lambda config, *_: read.append(config.head))
-    stored: dict[Task, int] = {"text-classification": 2} if is_started else {}
+    """The checkpoint or data before `--head` can provide a default classifier."""
+    heads: list[str] = []
+    monkeypatch.setattr(tasks, "read_classification", lambda config, *_: heads.append(config.head))
+    stored: dict[Task, int] = {"text-classification": 2} if is_stored else {}
     start = Start(folder=vocab_dir, hf={}, heads=stored, architecture=TINY)
-    config = configured(heads=tuple(map(named, names.split())), **values)
+    config = make_config(heads=tuple(map(make_head, names.split())), **values)
     with join_world(config.device) as world:
         tasks.read_tasks(config, start, tasks.setup_of(config, start, world))
-    assert read == [f"text-classification{end}" for end in expected]
+    assert heads == [f"text-classification{suffix}" for suffix in expected]
 
 
-def test_a_run_is_resumed_with_the_options_that_change_what_is_learnt(tmp_path: Path) -> None:
-    """Others may change: where it computes and writes, and how it is validated."""
+def test_a_run_resumes_if_the_options_that_change_its_weights_are_the_same(tmp_path: Path) -> None:
+    """Options of the machine, the output and the validation may change."""
     (tmp_path / "config.json").write_text(json.dumps(TINY.to_hf()))
 
     def record(**values: Any) -> dict[str, str]:
         values = {"question_answering": [SQUAD], "pretraining": ["a.txt"], "steps": 9, **values}
-        config = configured(**values)
+        config = make_config(**values)
         return record_of(config, hyperparameters_of(config, tmp_path))
 
-    same = record()
-    assert same == record(
+    original = record()
+    assert original == record(
         output="other",
         threads=3,
         save_every=9.0,
@@ -126,12 +129,12 @@ def test_a_run_is_resumed_with_the_options_that_change_what_is_learnt(tmp_path: 
         {"lr": 1e-3},
         {"truncation": False},
         {"question_answering": [SQUAD, SQUAD_V2]},
-        {"heads": (named("a"),)},
-        {"heads": (named("a", labels=["b"]),)},
+        {"heads": (make_head("a"),)},
+        {"heads": (make_head("a", labels=["b"]),)},
     ]
-    records = [record(**change) for change in changes]
-    assert all(one not in [same, *records[:n]] for n, one in enumerate(records))
-    assert record(length=128) == {**same, "question_length": "128"}
+    records = [original, *(record(**change) for change in changes)]
+    assert all(record not in records[:index] for index, record in enumerate(records))
+    assert record(length=128) == {**original, "question_length": "128"}
 
 
 TEXTS: dict[str, Any] = {"text_classification": "a.csv", "validation": ["b.csv", "c d.csv"]}
@@ -147,33 +150,37 @@ TEXTS: dict[str, Any] = {"text_classification": "a.csv", "validation": ["b.csv",
         ({"text_classification": "a.csv"}, None),
         ({"question_answering": "a.json", "validation": "b.json"}, "--question-answering b.json"),
         (
-            {**TEXTS, "heads": (named("m", **TEXTS),)},
+            {**TEXTS, "heads": (make_head("m", **TEXTS),)},
             "--text-classification b.csv 'c d.csv' --head m --text-classification b.csv 'c d.csv'",
         ),
     ],
 )
-def test_the_command_that_exports_measures_on_the_validation_files(
+def test_the_printed_export_command_measures_on_the_validation_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], words: str | None
 ) -> None:
-    """There is none without validation files."""
+    """The command is not printed without validation files."""
     monkeypatch.chdir(tmp_path)
     for name in ("a.csv", "b.csv", "c d.csv"):
         (tmp_path / name).touch()
     command = "albert-serve export 'runs/my run/best' 'bundles/my run' --precision int8"
-    assert export_command(configured(**values)) == (words and f"{command} {words}")
+    assert export_command(make_config(**values)) == (words and f"{command} {words}")
 
 
-def task(size: int, *, name: str = "token-classification", figure: str = "f1") -> TrainingTask:
-    """A task of so many examples, one a step, and its validation."""
-    examples = [TokenisedExample(ids=[2, 3], types=[0, 0], target=0)] * size
+def make_task(
+    num_steps: int, *, name: str = "token-classification", metric: str = "f1"
+) -> TrainingTask:
+    """Return a task with validation whose epoch has this number of steps."""
+    examples = [TokenisedExample(ids=[2, 3], types=[0, 0], target=0)] * num_steps
     stream = ExampleStream(task=name, examples=examples, batch_size=1, row_length=8, seed=0)
     return TrainingTask(
-        name=name, streams=[stream], losses={}, metric=figure, validation=Validation()
+        name=name, streams=[stream], losses={}, metric=metric, validation=Validation()
     )
 
 
-def classifier(targets: list[int], problem: Any = "single_label_classification") -> Classification:
-    """A classifier of two labels, without held-out texts."""
+def make_classifier(
+    targets: list[int], problem: Any = "single_label_classification"
+) -> Classification:
+    """Return a classifier of two labels without held-out texts."""
     name = "text-classification"
     metrics = ValidationMetrics(problem=problem, num_labels=2, official=("accuracy",), metric=None)
     examples = [TokenisedExample(ids=[2, 3], types=[0, 0], target=label) for label in targets]
@@ -189,14 +196,14 @@ def classifier(targets: list[int], problem: Any = "single_label_classification")
     )
 
 
-def plan(*planned: TrainingTask, **values: Any) -> Plan:
-    return plan_of(planned, FinetuneConfig(output=Path("run"), **values), {})
+def make_plan(*tasks: TrainingTask, **values: Any) -> Plan:
+    return plan_of(tasks, FinetuneConfig(output=Path("run"), **values), {})
 
 
 @pytest.mark.parametrize(
-    ("steps_an_epoch", "values", "expected"),
+    ("steps_per_epoch", "values", "expected"),
     [
-        # 1500 steps are 12.5 passes, of which half is rounded to the even number
+        # 1500 steps are 12.5 epochs, which are rounded to an even number.
         (120, {}, 12 * 120),
         (1, {}, 20),
         (1000, {}, 3000),
@@ -207,24 +214,24 @@ def plan(*planned: TrainingTask, **values: Any) -> Plan:
         (5, {"head_only": True, "text_classification": ["a.csv"]}, 0),
     ],
 )
-def test_a_run_has_the_steps_of_its_nearer_end(
-    steps_an_epoch: int, values: dict[str, Any], expected: int | None
+def test_a_run_ends_after_the_first_of_its_limits(
+    steps_per_epoch: int, values: dict[str, Any], expected: int | None
 ) -> None:
     values.setdefault("validation_split", 0)
-    planned = plan(task(steps_an_epoch), **values)
-    assert planned.progress.num_steps == expected
-    assert planned.progress.budget_s == values.get("budget")
-    assert planned.validate_every == steps_an_epoch
-    assert plan(task(9), validate_every=2, **values).validate_every == 2
+    plan = make_plan(make_task(steps_per_epoch), **values)
+    assert plan.progress.num_steps == expected
+    assert plan.progress.budget_s == values.get("budget")
+    assert plan.validate_every == steps_per_epoch
+    assert make_plan(make_task(9), validate_every=2, **values).validate_every == 2
 
 
-def test_several_tasks_need_an_end_and_are_validated_every_500_steps() -> None:
-    tasks = [task(5), task(7, name="question-answering")]
-    planned = plan(*tasks, steps=3)
-    assert (planned.progress.num_steps, planned.validate_every) == (3, 500)
-    for end in ({}, {"epochs": 2.0}, {"epochs": 2.0, "steps": 3}):
+def test_several_tasks_need_a_limit_and_are_validated_every_500_steps() -> None:
+    tasks = [make_task(5), make_task(7, name="question-answering")]
+    plan = make_plan(*tasks, steps=3)
+    assert (plan.progress.num_steps, plan.validate_every) == (3, 500)
+    for limits in ({}, {"epochs": 2.0}, {"epochs": 2.0, "steps": 3}):
         with pytest.raises(RunError, match="epochs is undefined"):
-            plan(*tasks, **end)
+            make_plan(*tasks, **limits)
 
 
 @pytest.mark.parametrize(
@@ -237,76 +244,73 @@ def test_several_tasks_need_an_end_and_are_validated_every_500_steps() -> None:
         ([0, 1] * 16, {"epochs": 1.0}, False),
     ],
 )
-def test_few_texts_have_a_contrast_unless_the_end_is_given(
+def test_few_texts_have_contrastive_training_unless_a_limit_is_set(
     targets: list[int], values: dict[str, Any], expected: bool
 ) -> None:
-    """Few are 16 of each label on average; one label has two or more."""
-    planned = plan(classifier(targets), **values)
-    assert planned.has_contrast == expected
-    assert (planned.progress.num_steps == 0) == expected
-    assert not plan(classifier(targets, "multi_label_classification"), **values).has_contrast
-    assert not plan(classifier(targets), task(3), steps=1).has_contrast
+    """Texts are few if labels have at most 16 on average. One label needs two texts or more."""
+    plan = make_plan(make_classifier(targets), **values)
+    assert plan.has_contrast == expected
+    assert (plan.progress.num_steps == 0) == expected
+    multi_label = make_classifier(targets, "multi_label_classification")
+    assert not make_plan(multi_label, **values).has_contrast
+    assert not make_plan(make_classifier(targets), make_task(3), steps=1).has_contrast
 
 
-def test_pretraining_shares_its_weight_with_pairs() -> None:
-    tasks = [task(5), task(7, name="pretraining")]
-    assert plan(*tasks, steps=1).mixture.weights == [1, 1]
-    paired = plan(*tasks, steps=1, weights=(1, 4), pretraining=["a"], order_share=0.25)
-    assert paired.mixture.weights == [1, 3, 1]
+def test_order_share_moves_weight_from_pretraining_to_pairs() -> None:
+    tasks = [make_task(5), make_task(7, name="pretraining")]
+    assert make_plan(*tasks, steps=1).mixture.weights == [1, 1]
+    plan = make_plan(*tasks, steps=1, weights=(1, 4), pretraining=["a"], order_share=0.25)
+    assert plan.mixture.weights == [1, 3, 1]
     with pytest.raises(RunError, match=r"--weights \[1.0\] is .*token-classification, pretraining"):
-        plan(*tasks, steps=1, weights=1)
+        make_plan(*tasks, steps=1, weights=1)
 
 
 @pytest.mark.parametrize(
-    ("end", "patience"),
-    [
-        ({}, 5),
-        ({"epochs": 2.0}, None),
-        ({"steps": 9, "patience": 2}, 2),
-    ],
+    ("limits", "patience"),
+    [({}, 5), ({"epochs": 2.0}, None), ({"steps": 9, "patience": 2}, 2)],
 )
-def test_the_default_patience_is_that_of_a_run_without_an_end(
-    end: dict[str, Any], patience: int | None
+def test_only_runs_without_a_limit_have_patience_by_default(
+    limits: dict[str, Any], patience: int | None
 ) -> None:
-    selection = plan(task(5), **end).selection
+    selection = make_plan(make_task(5), **limits).selection
     assert selection is not None
     assert (selection.metric, selection.patience) == ("f1", patience)
 
 
-def test_the_mean_of_several_classifiers_decides() -> None:
-    several = [task(5), task(5, name="text-classification/a", figure="accuracy")]
-    selection = plan(*several, steps=1).selection
+def test_the_mean_of_several_classifiers_selects_the_best() -> None:
+    tasks = [make_task(5), make_task(5, name="text-classification/a", metric="accuracy")]
+    selection = make_plan(*tasks, steps=1).selection
     assert selection is not None
     assert selection.metric == HEADS_MEAN
-    for lowest in ("loss", "mse"):
-        with pytest.raises(RunError, match=f"--metric {lowest} does not apply to several"):
-            plan(*several, task(5, figure=lowest), steps=1)
+    for metric in ("loss", "mse"):
+        with pytest.raises(RunError, match=f"--metric {metric} does not apply to several"):
+            make_plan(*tasks, make_task(5, metric=metric), steps=1)
 
 
-def test_a_selection_is_known_by_the_content_of_its_texts(tmp_path: Path) -> None:
-    """Wherever they are; and by the part of the training texts that is held out."""
+def test_the_criterion_of_a_selection_names_the_content_of_its_texts(tmp_path: Path) -> None:
+    """The folder does not matter. The fraction of held-out training texts is part of it."""
     files = [tmp_path / name / "dev.tsv" for name in "abc"]
     for file, text in zip(files, ("x", "x", "y"), strict=True):
         file.parent.mkdir()
         file.write_text(f"text\tlabel\n{text}\t1\n")
 
-    def measured(**values: Any) -> str:
-        selection = plan(task(5), steps=1, **values).selection
+    def criterion(**values: Any) -> str:
+        selection = make_plan(make_task(5), steps=1, **values).selection
         assert selection is not None
         return selection.criterion
 
     texts = [{"text_classification": file, "validation": file} for file in files]
-    assert measured(**texts[0]) == measured(**texts[1]) != measured(**texts[2])
-    assert measured(**texts[0]).startswith("f1 of dev.tsv (content ")
+    assert criterion(**texts[0]) == criterion(**texts[1]) != criterion(**texts[2])
+    assert criterion(**texts[0]).startswith("f1 of dev.tsv (content ")
     for name in ("text_classification", "token_classification"):
-        held_out = measured(**{name: files[0]})
+        held_out = criterion(**{name: files[0]})
         assert held_out.startswith("f1 of 0.1 of dev.tsv (content ")
-        assert held_out != measured(**{name: files[2]})
+        assert held_out != criterion(**{name: files[2]})
 
 
 def test_patience_and_a_metric_need_held_out_data() -> None:
     for values in ({"patience": 2}, {"metric": "loss"}):
         with pytest.raises(RunError, match="--patience and --metric need held-out data"):
-            plan(classifier([0, 1]), steps=1, **values)
-    planned = plan(classifier([0, 1]), steps=1)
-    assert (planned.validation, planned.selection) == (None, None)
+            make_plan(make_classifier([0, 1]), steps=1, **values)
+    plan = make_plan(make_classifier([0, 1]), steps=1)
+    assert (plan.validation, plan.selection) == (None, None)
