@@ -1,4 +1,4 @@
-"""The service's checkpoint and bundle, and a run's setup for the tasks."""
+"""A checkpoint and its bundle from the service's tests, and the setup of a run."""
 
 from __future__ import annotations
 

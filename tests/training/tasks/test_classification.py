@@ -1,9 +1,10 @@
-"""Labelled files of every kind are read alike, and all that is wrong in them is listed."""
+"""Labelled files in every format give the same texts, and all their faults are listed."""
 
 from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
@@ -23,28 +24,28 @@ from training.tasks.classification.files import read_splits, read_texts
 from training.tasks.classification.loss import ClassificationConfig, read_classification
 from training.tasks.metrics import compute_metrics
 
-MULTI: Final = "multi_label_classification"
+MULTI_LABEL: Final = "multi_label_classification"
+Capture = pytest.CaptureFixture[str]
 
 
 def errors_of(folder: Path, file: Path, *arguments: Any, **options: Any) -> list[str]:
-    """The lines of the error of files that cannot be read, without their folder."""
+    """Return the lines of the error for a file, without its folder."""
     with pytest.raises(CorpusError) as caught:
         read_labelled([file], *arguments, **options)
     return [line.replace(f"{folder}/", "") for line in caught.value.args]
 
 
-def test_texts_have_an_index_of_their_label_and_a_location(tmp_path: Path) -> None:
+def test_texts_have_the_index_of_their_label_and_a_location(tmp_path: Path) -> None:
     rows = ["A good film,pos", '"A ""bad"", long film",neg', "Fair,pos", '"one\n\ntwo",pos']
     examples, names = read_labelled([write(tmp_path / "a.csv", "\n".join(["text,label", *rows]))])
     assert names == ["neg", "pos"]
     texts = ["A good film", 'A "bad", long film', "Fair", "one\n\ntwo"]
-    assert [(e.text, e.label, e.pair) for e in examples] == [
-        (text, int(text != texts[1]), None) for text in texts
-    ]
+    expected = [(text, label, None) for text, label in zip(texts, [1, 0, 1, 1], strict=True)]
+    assert [(e.text, e.label, e.pair) for e in examples] == expected
     assert examples[-1].location.endswith("a.csv, line 5")
 
 
-def test_columns_can_be_named(tmp_path: Path) -> None:
+def test_options_name_the_columns(tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", "id,body,title,team,text\n1,long,short,x,no\n2,b,t,y,no\n")
     columns = Columns(text="title", pair="body", label="team")
     examples, names = read_labelled([file], columns=columns)
@@ -56,7 +57,7 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
     assert error.endswith("The columns are id, body, title, team, text.")
 
 
-def test_columns_of_public_data_sets(tmp_path: Path) -> None:
+def test_columns_of_public_data_sets_are_recognised(tmp_path: Path) -> None:
     for header, text, pair in (
         ("index,question,sentence,label", "question", "sentence"),  # QNLI
         ("id,qid1,qid2,question1,question2,is_duplicate", "question1", "question2"),
@@ -71,7 +72,7 @@ def test_columns_of_public_data_sets(tmp_path: Path) -> None:
         assert (example.text, example.pair) == (text, pair)
 
 
-def test_bad_files_are_named(tmp_path: Path) -> None:
+def test_bad_files_are_rejected_with_the_reason(tmp_path: Path) -> None:
     for name, content, message in (
         ("a.tsv", "text\tclass\na\t1\n", "a.tsv, line 1: There is no column label or category"),
         ("b.tsv", "text,label\nc,no\n", "are text,label. Is ',' the delimiter? Then set --delimi"),
@@ -84,8 +85,8 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["-1", "-", ""])
-def test_rows_without_a_label_are_left_out_and_counted(
-    tmp_path: Path, missing: str, capsys: pytest.CaptureFixture[str]
+def test_rows_without_a_label_are_omitted_and_counted(
+    tmp_path: Path, missing: str, capsys: Capture
 ) -> None:
     file = write(tmp_path / "a.tsv", f"text\tlabel\na\t0\nb\t{missing}\nc\t1\nd\t{missing}\n")
     examples, names = read_labelled([file])
@@ -104,7 +105,7 @@ def test_rows_without_a_label_are_left_out_and_counted(
 CLASSES: Final = ["entailment", "contradiction"]
 
 
-def test_the_names_of_classes_are_those_of_the_file(tmp_path: Path) -> None:
+def test_the_classes_of_a_file_are_its_labels(tmp_path: Path) -> None:
     table = pa.table({"text": ["a", "b", "c"], "label": [1, 0, -1]})
     features = {"label": {"names": CLASSES, "_type": "ClassLabel"}, "text": {"dtype": "string"}}
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
@@ -113,7 +114,7 @@ def test_the_names_of_classes_are_those_of_the_file(tmp_path: Path) -> None:
     files = labelled_files([tmp_path], "train")
     examples, names = read_labelled(files)
     assert (names, [example.label for example in examples]) == (CLASSES, [1, 0])
-    # A model may have them in another order, or no names.
+    # A model may have another order of the labels, or no names.
     for label_names, expected in (
         (CLASSES[::-1], [0, 1]),
         (["Contradiction", "ENTAILMENT"], [0, 1]),
@@ -125,10 +126,8 @@ def test_the_names_of_classes_are_those_of_the_file(tmp_path: Path) -> None:
     assert "labels are entailment, contradiction, not yes, no. Write" in error
 
 
-def test_spellings_of_a_label_that_differ_in_case_and_outer_spaces_are_one_label(
-    tmp_path: Path,
-) -> None:
-    """Also in validation; the first spelling is its name."""
+def test_labels_that_differ_in_case_and_outer_spaces_are_the_same(tmp_path: Path) -> None:
+    """The first spelling is the name, in every split."""
     rows = "".join(f"text,{label}\n" for label in ("Refund", "Late", " late ", "REFUND\u00a0"))
     files = {
         "training": [write(tmp_path / "a.csv", f"text,label\n{rows}")],
@@ -144,8 +143,8 @@ def test_spellings_of_a_label_that_differ_in_case_and_outer_spaces_are_one_label
         assert [text.label for text in texts] == expected
 
 
-def test_labels_of_any_type_are_names(tmp_path: Path) -> None:
-    """A whole number is one class, however it is written."""
+def test_the_names_of_labels_do_not_depend_on_their_type(tmp_path: Path) -> None:
+    """All spellings of an integer are one class."""
     for column, names in (
         (["1", "1.0", "2."], ["1", "2"]),
         ([Decimal("1.50"), Decimal("2.50")], ["1.50", "2.50"]),
@@ -156,8 +155,8 @@ def test_labels_of_any_type_are_names(tmp_path: Path) -> None:
         assert read_labelled([tmp_path / "a.parquet"])[1] == names
 
 
-def test_a_missing_score_is_omitted_if_no_other_is_negative(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_score_of_minus_one_is_missing_if_no_other_score_is_negative(
+    tmp_path: Path, capsys: Capture
 ) -> None:
     file = write(tmp_path / "a.csv", "text,label\na,3.5\nb,-1\nc,0\nd,-1.0\n")
     examples, _ = read_labelled([file], problem="regression")
@@ -185,15 +184,13 @@ def test_many_numbers_need_a_problem_type(
     rows = "".join(f"x\t{label}\n" for label in labels)
     files = {"training": [write(tmp_path / "a.tsv", f"text\tlabel\n{rows}")]}
     assert len(read_splits(files).names) == len(labels)
-    if not are_rejected:
+    message = r"type regression for .* single_label_classification"
+    with pytest.raises(CorpusError, match=message) if are_rejected else nullcontext():
         assert len(read_splits(files, problem=None).names) == len(labels)
-        return
-    with pytest.raises(CorpusError, match=r"type regression for .* single_label_classification"):
-        read_splits(files, problem=None)
 
 
-def test_all_that_is_wrong_in_any_file_is_listed_at_once(tmp_path: Path) -> None:
-    """And in any split; of more than twenty errors, the number."""
+def test_all_faults_of_all_splits_are_listed_together(tmp_path: Path) -> None:
+    """After twenty faults, only their number is printed."""
     table = "\n".join(["text\tlabel", "a\tno", "b\tyes\textra", "c\tyes"])
     rows = '{"text": \n{"words": "c", "label": 1}\n'
     files = {
@@ -216,8 +213,8 @@ def test_all_that_is_wrong_in_any_file_is_listed_at_once(tmp_path: Path) -> None
         read_labelled([file])
 
 
-def test_labels_of_a_split_are_those_of_training(tmp_path: Path) -> None:
-    """It may number them; a name that no row of training has is rejected."""
+def test_other_splits_only_have_labels_of_the_training_split(tmp_path: Path) -> None:
+    """They may number the labels. A label without training texts is rejected."""
     files = {
         "training": [write(tmp_path / "training.tsv", "text\tlabel\na\tno\nb\tyes\n")],
         "validation": [write(tmp_path / "validation.tsv", "text\tlabel\nc\t1\nd\t0\n")],
@@ -227,14 +224,12 @@ def test_labels_of_a_split_are_those_of_training(tmp_path: Path) -> None:
     assert not splits.are_numbered
     assert read_splits({"test": files["validation"]}, ["no", "yes"]).are_numbered
     write(tmp_path / "validation.tsv", "text\tlabel\nc\tyes\nd\tmaybe\n")
-    message = (
-        r"validation.tsv, line 3: Label 'maybe' .* The labels of the training split are no, yes"
-    )
+    message = r"validation.tsv, line 3: Label 'maybe' .* labels of the training split are no, yes"
     with pytest.raises(CorpusError, match=message):
         read_splits(files, ["no", "yes", "maybe"])
 
 
-def test_scores_are_numbers_of_their_scale(tmp_path: Path) -> None:
+def test_scores_are_numbers_within_their_scale(tmp_path: Path) -> None:
     scale = (0, 5)
     file = write(tmp_path / "a.tsv", "text\ttext_pair\tlabel\na\tb\t3.8\nc\td\t5\n")
     splits = read_splits({"training": [file]}, problem="regression", scale=scale)
@@ -248,14 +243,12 @@ def test_scores_are_numbers_of_their_scale(tmp_path: Path) -> None:
         assert line == f"{file}, line {number}: '{text}' is not a number from 0 to 5."
 
 
-def test_empty_texts_are_omitted_and_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_empty_texts_are_omitted_and_counted(tmp_path: Path, capsys: Capture) -> None:
     file = write(tmp_path / "a.csv", 'text,label\nfine,1\n,0\n" \t",0\ndull,0\n')
     examples, _ = read_labelled([file])
     assert [example.text for example in examples] == ["fine", "dull"]
     assert "2 of 4 rows are omitted: 2 with an empty text" in capsys.readouterr().out
-    # A second text may be missing, unless pairs are needed.
+    # The second text may be missing unless the task needs pairs.
     rows = ('"text_pair": NaN', '"text_pair": null', '"text_pair": ""', '"text_pair": "  "')
     lines = [f'{{"text": "a", "label": 1, {row}}}' for row in rows]
     file = write(tmp_path / "a.jsonl", "\n".join(lines))
@@ -265,37 +258,31 @@ def test_empty_texts_are_omitted_and_counted(
     ]
 
 
-# Texts with several labels.
-NAMES: Final = ["new", "odd", "old"]
-ROWS: Final = ["new | old", "", "old", "new|odd"]
-
-
 def test_several_labels_are_a_list_a_text_or_columns(tmp_path: Path) -> None:
-    lists = [[name.strip() for name in labels.split("|") if name] for labels in ROWS]
+    label_names = ["new", "odd", "old"]
+    lists = [["new", "old"], [], ["old"], ["new", "odd"]]
+    targets = [(1, 0, 1), (0, 0, 0), (0, 0, 1), (1, 1, 0)]
     lines = [json.dumps({"text": "a", "label": labels}) for labels in lists]
-    texts = [f"a,{labels}" for labels in ROWS]
-    cells = [",".join(["a", *(str(int(name in its)) for name in NAMES)]) for its in lists]
-    for file, columns in (
-        (write(tmp_path / "a.jsonl", "\n".join(lines)), Columns()),
-        (write(tmp_path / "a.csv", "\n".join(["text,label", *texts])), Columns(separator="|")),
-        (
-            write(tmp_path / "b.csv", "\n".join([f"text,{','.join(NAMES)}", *cells])),
-            Columns(indicators=tuple(NAMES)),
-        ),
+    texts = ["text,label", "a,new | old", "a,", "a,old", "a,new|odd"]
+    cells = ["text,new,odd,old", *(f"a,{','.join(map(str, target))}" for target in targets)]
+    for name, rows, columns in (
+        ("a.jsonl", lines, Columns()),
+        ("a.csv", texts, Columns(separator="|")),
+        ("b.csv", cells, Columns(indicators=tuple(label_names))),
     ):
-        examples, names = read_labelled([file], columns=columns, problem=MULTI)
-        assert names == NAMES
-        targets = [(1, 0, 1), (0, 0, 0), (0, 0, 1), (1, 1, 0)]
+        file = write(tmp_path / name, "\n".join(rows))
+        examples, names = read_labelled([file], columns=columns, problem=MULTI_LABEL)
+        assert names == label_names
         assert [example.label for example in examples] == targets
-        # In the order of a model's outputs, which evaluation asks for.
-        examples, _ = read_labelled([file], NAMES[::-1], columns, MULTI)
+        # Evaluation reads the labels in the order of a model's outputs.
+        examples, _ = read_labelled([file], label_names[::-1], columns, MULTI_LABEL)
         assert [example.label for example in examples] == [target[::-1] for target in targets]
 
 
-def test_labels_of_training_are_printed_and_balanced(
-    setup: TrainingSetup, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_training_labels_are_printed_and_weights_balance_them(
+    setup: TrainingSetup, tmp_path: Path, capsys: Capture
 ) -> None:
-    """The table has twenty labels, and labels with fewer than five texts are listed."""
+    """The table has at most twenty labels. Labels with fewer than five texts are listed."""
     rows = [f"text,l{n:02}" for n in range(21) for _ in range(n + 1)]
     config = ClassificationConfig(
         head="text-classification",
@@ -311,16 +298,16 @@ def test_labels_of_training_are_printed_and_balanced(
         metric=None,
     )
     task = read_classification(config, setup, 8)
-    header, *lines, more, few = capsys.readouterr().out.splitlines()
+    header, *lines, omitted, few = capsys.readouterr().out.splitlines()
     assert header == "label    texts    share"
     assert (lines[0], lines[-1]) == ("l20         21    9.1 %", "l01          2    0.9 %")
-    assert (len(lines), more) == (20, "... and 1 more labels")
+    assert (len(lines), omitted) == (20, "... and 1 more labels")
     assert few == "labels with fewer than 5 texts: l00 (1), l01 (2), l02 (3), l03 (4)"
     assert task.class_weights is not None
     assert task.class_weights.tolist() == pytest.approx([11 / (n + 1) for n in range(21)])
 
 
-def test_a_folder_is_read_by_its_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_names_determine_the_splits_of_a_folder(tmp_path: Path, capsys: Capture) -> None:
     def names(files: list[Path]) -> list[str]:
         return [file.name for file in files]
 
@@ -336,18 +323,16 @@ def test_a_folder_is_read_by_its_splits(tmp_path: Path, capsys: pytest.CaptureFi
     assert labelled_files([folder / "dev.csv"], "train") == [folder / "dev.csv"]
 
 
-# 6 right positives, 1 missed, 2 false, 3 right negatives.
-LABELS = np.array([1] * 6 + [1] + [0] * 2 + [0] * 3)
-PREDICTED = np.array([1] * 6 + [0] + [1] * 2 + [0] * 3)
-
-
-def test_metrics_of_labels_and_scores_by_hand() -> None:
-    figures = compute_metrics(
-        ("accuracy", "f1", "macro_f1", "matthews_correlation"), np.eye(2)[PREDICTED], LABELS
+def test_metrics_of_labels_and_scores_match_values_by_hand() -> None:
+    # 6 true positives, 1 false negative, 2 false positives, 3 true negatives.
+    labels = np.array([1] * 6 + [1] + [0] * 2 + [0] * 3)
+    predictions = np.array([1] * 6 + [0] + [1] * 2 + [0] * 3)
+    metrics = compute_metrics(
+        ("accuracy", "f1", "macro_f1", "matthews_correlation"), np.eye(2)[predictions], labels
     )
     negative_f1 = 2 * 3 / (2 * 3 + 1 + 2)
     positive_f1 = 2 * 6 / (2 * 6 + 1 + 2)
-    assert figures == pytest.approx(
+    assert metrics == pytest.approx(
         {
             "accuracy": 9 / 12,
             "f1": positive_f1,
@@ -357,12 +342,12 @@ def test_metrics_of_labels_and_scores_by_hand() -> None:
         },
         abs=5e-4,
     )
-    # As in scikit-learn: 1 of 2 right, 2 of 2 right, and a label that is only predicted.
-    figures = compute_metrics(("macro_f1",), np.eye(3)[[0, 2, 1, 1]], np.array([0, 0, 1, 1]))
-    assert figures["macro_f1"] == pytest.approx((2 / 3 + 1 + 0) / 3)
-    # Of several labels, those with a probability of more than a half are predicted.
+    # As in scikit-learn, a label counts even if it is only predicted.
+    metrics = compute_metrics(("macro_f1",), np.eye(3)[[0, 2, 1, 1]], np.array([0, 0, 1, 1]))
+    assert metrics["macro_f1"] == pytest.approx((2 / 3 + 1 + 0) / 3)
+    # With several labels per text, labels with a probability above 0.5 are predicted.
     logits_NK, targets_NK = np.array([[1, 0.0], [0.2, -1]]), np.array([[1, 0], [0, 0]])
-    figures = compute_metrics(("micro_f1", "subset_accuracy"), logits_NK, targets_NK)
-    assert figures == pytest.approx({"micro_f1": 2 / 3, "subset_accuracy": 0.5})
-    figures = compute_metrics(("pearson", "spearman"), np.ones((3, 1)), np.array([1.0, 2.0, 3.0]))
-    assert all(math.isnan(value) for value in figures.values())
+    metrics = compute_metrics(("micro_f1", "subset_accuracy"), logits_NK, targets_NK)
+    assert metrics == pytest.approx({"micro_f1": 2 / 3, "subset_accuracy": 0.5})
+    metrics = compute_metrics(("pearson", "spearman"), np.ones((3, 1)), np.array([1.0, 2.0, 3.0]))
+    assert all(math.isnan(value) for value in metrics.values())

@@ -1,4 +1,4 @@
-"""Vectors are learnt from pairs, triplets and scores, and measured by similarity and retrieval."""
+"""Embeddings learn from pairs, triplets and scores; similarity and retrieval measure them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -52,21 +52,21 @@ def angles(degrees: Mapping[str, float]) -> Vectors:
     return np.stack([np.cos(radians), np.sin(radians)], 1).astype(np.float32)
 
 
-def test_spearman_is_pearson_of_ranks_of_which_equal_ones_have_their_mean() -> None:
+def test_spearman_is_the_pearson_correlation_of_mean_ranks() -> None:
     degrees = {"a": 0.0, "b": 10.0, "c": 40.0, "d": 90.0, "e": 130.0}
-    others, scores = ["b", "b", "c", "d", "e"], [5.0, 4.0, 4.0, 1.0, 2.0]
-    pairs = [pair("a", other, score=score) for other, score in zip(others, scores, strict=True)]
-    figures = similarity_metrics(pairs, lambda texts: angles({t: degrees[t] for t in texts}))
-    cosines = np.cos(np.radians([degrees[other] for other in others]))
-    expected = pearsonr(rankdata(cosines), rankdata(scores)).statistic
-    assert figures["embeddings_spearman"] == pytest.approx(expected, abs=1e-6)
+    seconds, scores = ["b", "b", "c", "d", "e"], [5.0, 4.0, 4.0, 1.0, 2.0]
+    pairs = [pair("a", text, score=score) for text, score in zip(seconds, scores, strict=True)]
+    metrics = similarity_metrics(pairs, lambda texts: angles({t: degrees[t] for t in texts}))
+    cosines = np.cos(np.radians([degrees[text] for text in seconds]))
+    spearman = pearsonr(rankdata(cosines), rankdata(scores)).statistic
+    assert metrics["embeddings_spearman"] == pytest.approx(spearman, abs=1e-6)
     pearson = pearsonr(cosines, scores).statistic
-    assert figures["embeddings_pearson"] == pytest.approx(pearson, abs=1e-6)
-    assert figures["embeddings_pairs"] == 5
+    assert metrics["embeddings_pearson"] == pytest.approx(pearson, abs=1e-6)
+    assert metrics["embeddings_pairs"] == 5
 
 
-def test_retrieval_is_counted_as_by_hand() -> None:
-    """Candidates at 0, 10, ..., 110 degrees, of which a third text of a row matches nothing."""
+def test_metrics_of_retrieval_match_values_by_hand() -> None:
+    """Candidates are at 0, 10, ..., 110 degrees. The third text of a row matches no query."""
     degrees = {f"c{n}": 10.0 * n for n in range(12)} | {"q": 1.0, "r": 14.0, "far": 110.0, "s": 52}
     pairs = [pair("q", "c0"), pair("q", "c6"), pair("q", "c0"), pair("r", "c2"), pair("far", "c0")]
     pairs += [pair("s", f"c{n}", f"c{n + 1}") for n in (1, 3, 5, 7, 9)] + [pair("s", "c11")]
@@ -75,35 +75,32 @@ def test_retrieval_is_counted_as_by_hand() -> None:
         assert len(set(texts)) == len(texts)
         return angles({text: degrees[text] for text in texts})
 
-    figures = retrieval_metrics(pairs, embed)
-    ranks = [[1, 7], [2], [12], [9, 5, 1, 4, 8, 12]]  # of the matches of q, r, far and s
+    metrics = retrieval_metrics(pairs, embed)
+    # Ranks of the matches of q, r, far and s.
+    ranks = [[1, 7], [2], [12], [9, 5, 1, 4, 8, 12]]
     for k in (1, 5, 10):
-        recalls = [np.mean([rank <= k for rank in its]) for its in ranks]
-        assert figures[f"embeddings_recall_at_{k}"] == pytest.approx(np.mean(recalls))
-    assert figures["embeddings_mrr_at_10"] == pytest.approx((1 + 1 / 2 + 0 + 1) / 4)
-    assert (figures["embeddings_queries"], figures["embeddings_candidates"]) == (4, 12)
+        recalls = [np.mean(np.array(query_ranks) <= k) for query_ranks in ranks]
+        assert metrics[f"embeddings_recall_at_{k}"] == pytest.approx(np.mean(recalls))
+    assert metrics["embeddings_mrr_at_10"] == pytest.approx((1 + 1 / 2 + 0 + 1) / 4)
+    assert (metrics["embeddings_queries"], metrics["embeddings_candidates"]) == (4, 12)
 
 
-def test_vectors_that_are_all_the_same_find_nothing() -> None:
+def test_retrieval_with_equal_vectors_has_no_recall() -> None:
     pairs = [pair(f"query {n}", f"answer {n}") for n in range(20)]
-    figures = retrieval_metrics(pairs, lambda texts: angles(dict.fromkeys(texts, 30.0)))
-    assert figures["embeddings_recall_at_10"] == figures["embeddings_mrr_at_10"] == 0
+    metrics = retrieval_metrics(pairs, lambda texts: angles(dict.fromkeys(texts, 30.0)))
+    assert metrics["embeddings_recall_at_10"] == metrics["embeddings_mrr_at_10"] == 0
 
 
 STSB = "genre\tfile\t2012\t0001\t{}\tA man sings.\tA man is singing.{}"
 
 
-def test_scored_pairs_have_a_header_or_are_read_by_order(tmp_path: Path) -> None:
+def test_scored_pairs_are_read_by_header_or_by_order(tmp_path: Path) -> None:
+    sick = ["pair_ID,Sentence_a,SENTENCE_B,Relatedness_Score,entailment_judgment"]
+    sick += [f"1,A man sings.,A man is singing.,{score},NEUTRAL" for score in (4.5, 1)]
     for name, lines in (
         ("sts.tsv", [STSB.format(4.5, ""), STSB.format(1, "\tsource\tsource")]),
         ("order.tsv", [f"A man sings.\tA man is singing.\t{score}" for score in (4.5, 1)]),
-        (
-            "sick.csv",
-            [
-                "pair_ID,Sentence_a,SENTENCE_B,Relatedness_Score,entailment_judgment",
-                *(f"1,A man sings.,A man is singing.,{score},NEUTRAL" for score in (4.5, 1)),
-            ],
-        ),
+        ("sick.csv", sick),
     ):
         pairs = read_similar([write(tmp_path / name, "\n".join(lines))])
         assert {pair.texts for pair in pairs} == {("A man sings.", "A man is singing.")}
@@ -111,10 +108,9 @@ def test_scored_pairs_have_a_header_or_are_read_by_order(tmp_path: Path) -> None
 
 
 def test_texts_are_read_by_order_or_from_named_columns(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.tsv", "a\tb\nc\td")
-    assert [pair.texts for pair in read_similar([file])] == [("a", "b"), ("c", "d")]
-    file = write(tmp_path / "b.tsv", "a\tb\tc\nd\te\tf")
-    assert [pair.texts for pair in read_similar([file])] == [("a", "b", "c"), ("d", "e", "f")]
+    for rows in ([("a", "b"), ("c", "d")], [("a", "b", "c"), ("d", "e", "f")]):
+        file = write(tmp_path / "a.tsv", "\n".join(map("\t".join, rows)))
+        assert [pair.texts for pair in read_similar([file])] == rows
     file = write(tmp_path / "c.csv", "x,y,Label,score\na,b,0.5,1\n")
     for columns, texts, score in (
         (("y", "x"), ("b", "a"), None),
@@ -131,10 +127,10 @@ def read_task(
     return read_vectors(config, setup, batch_size)
 
 
-def test_losses_and_validation_are_those_of_their_definitions(
+def test_losses_and_validation_match_their_definitions(
     setup: TrainingSetup, tmp_path: Path
 ) -> None:
-    """Texts equal to an anchor's positive are not its negatives; equal scores have no order."""
+    """A text that equals an anchor's positive is not its negative. Equal scores have no order."""
     triplets = ["anchor,positive,negative", "a,good,war", "king,good,city", "music,river,a game"]
     scored = ["sentence1,sentence2,score", "a,war,3", "king,the city,2", "a,king,1", "he,she,1"]
     files = [write(tmp_path / f"{len(rows)}.csv", "\n".join(rows)) for rows in (triplets, scored)]
@@ -148,14 +144,13 @@ def test_losses_and_validation_are_those_of_their_definitions(
         firsts, seconds = sentence_vectors(model, batch).double().view(4, 2, -1).unbind(1)
         sums = task.losses["embeddings"](model.eval(), batch)["embeddings"]
     cosines = (firsts * seconds).sum(-1).tolist()
-    scores = [3, 2, 1, 1]
-    errors = [(cosine - score) ** 2 for cosine, score in zip(cosines, scores, strict=True)]
-    assert sums.loss.item() == pytest.approx(sum(errors), rel=1e-4)
+    squared_error = np.square(np.subtract(cosines, [3, 2, 1, 1])).sum()
+    assert sums.loss.item() == pytest.approx(squared_error, rel=1e-4)
     assert sums.count == 4
     assert sums.logits is not None
     assert sums.logits.flatten().tolist() == pytest.approx(cosines, abs=1e-5)
 
-    # CoSENTLoss of sentence-transformers, of the same pairs.
+    # CoSENTLoss of sentence-transformers for the same pairs.
     task = read_task(setup, files[1], batch_size=4)
     sums = task.losses["embeddings"](model.train(), batch)["embeddings"]
     differences = [cosines[i] - cosines[j] for i, j in ((1, 0), (2, 0), (3, 0), (2, 1), (3, 1))]
@@ -165,27 +160,26 @@ def test_losses_and_validation_are_those_of_their_definitions(
     assert 0 < num_right < 5
     assert sums.right.item() / sums.count == pytest.approx(num_right / 5)
 
-    # MultipleNegativesRankingLoss, of the triplets.
+    # MultipleNegativesRankingLoss of sentence-transformers for the triplets.
     task = read_task(setup, files[0])
     (stream,) = task.streams
     assert isinstance(stream, ExampleStream)
-    batch = stream.pack(stream.examples, 16)
-    assert isinstance(batch, ExampleBatch)
+    batch = cast("ExampleBatch", stream.pack(stream.examples, 16))
     sums = task.losses["embeddings"](model, batch)["embeddings"]
     with torch.no_grad():
         vectors = sentence_vectors(model, batch).double().view(3, 3, -1).transpose(0, 1)
     texts = ["good", "good", "river", "war", "city", "a game"]
     losses, num_right = [], 0
-    for own, anchor in enumerate(vectors[0]):
+    for positive, anchor in enumerate(vectors[0]):
         logits = [20 * float(anchor @ candidate) for candidate in vectors[1:].flatten(0, 1)]
-        others = [n for n, text in enumerate(texts) if n == own or text != texts[own]]
-        losses.append(math.log(sum(math.exp(logits[n]) for n in others)) - logits[own])
-        num_right += max(others, key=lambda n: logits[n]) == own
+        candidates = [n for n, text in enumerate(texts) if n == positive or text != texts[positive]]
+        losses.append(math.log(sum(math.exp(logits[n]) for n in candidates)) - logits[positive])
+        num_right += max(candidates, key=lambda n: logits[n]) == positive
     assert sums.loss.item() == pytest.approx(sum(losses), rel=1e-4)
     assert (sums.right.item(), sums.count) == (num_right, 3)
 
 
-def test_a_step_of_each_process_is_one_micro_batch(
+def test_examples_are_compared_within_the_micro_batch_of_a_process(
     setup: TrainingSetup, tmp_path: Path, capsys: Capture
 ) -> None:
     file = write(tmp_path / "a.csv", "anchor,positive\n" + "a city,a river\n" * 8)
@@ -199,12 +193,12 @@ def test_a_step_of_each_process_is_one_micro_batch(
         read_task(setup, file, [pairs])
 
 
-def test_a_checkpoints_figures_are_those_of_the_bundle_that_the_service_opens(
+def test_a_checkpoint_and_its_bundle_have_the_same_metrics(
     checkpoint_dir: Path, bundle_dir: Path, tmp_path: Path
 ) -> None:
     rows = ["A run,A second run,0.9", "A run,An out,0.1", "A base,The game,0.4"]
     pairs = write(tmp_path / "pairs.csv", "\n".join(["sentence1,sentence2,score", *rows]))
-    output, answers = tmp_path / "figures.json", tmp_path / "answers.csv"
+    output, answers = tmp_path / "metrics.json", tmp_path / "answers.csv"
     answers.write_text("query,answer\nA run,A second run\nA base,The game\n")
     arguments = ["--similarity", str(pairs), "--retrieval", str(answers)]
     bundle = Bundle.open(bundle_dir)
@@ -217,20 +211,22 @@ def test_a_checkpoints_figures_are_those_of_the_bundle_that_the_service_opens(
     for folder in (checkpoint_dir, bundle_dir):
         command = [str(folder), *arguments, "--output", str(output)]
         assert main(command) == 0
-        figures = json.loads(output.read_text())
-        assert figures["embeddings_pearson"] == pytest.approx(expected, abs=1e-3)
-        assert figures["embeddings_candidates"] == 2
+        metrics = json.loads(output.read_text())
+        assert metrics["embeddings_pearson"] == pytest.approx(expected, abs=1e-3)
+        assert metrics["embeddings_candidates"] == 2
 
 
 THINGS = ("The game", "A city", "His music", "Her work", "Their school")
-SAME = (("was good.", "was great."), ("was lost in the war.", "died in the war."))
-PAIRS = [(f"{thing} {one}", f"{thing} {other}") for thing in THINGS for one, other in SAME]
+SYNONYMS = (("was good.", "was great."), ("was lost in the war.", "died in the war."))
+PAIRS = [
+    (f"{thing} {first}", f"{thing} {second}") for thing in THINGS for first, second in SYNONYMS
+]
 TRIPLETS = [
     (*pair, negative) for pair, (_, negative) in zip(PAIRS, PAIRS[2:] + PAIRS[:2], strict=True)
 ]
 SCORED = [
-    (first, second, str(5.0 * (pair == other)))
-    for (pair, (first, _)), (other, (_, second)) in product(enumerate(PAIRS), repeat=2)
+    (first, second, str(5.0 * (row == column)))
+    for (row, (first, _)), (column, (_, second)) in product(enumerate(PAIRS), repeat=2)
 ]
 DATA: dict[str, tuple[str, Sequence[tuple[str, ...]]]] = {
     "pairs": ("anchor\tpositive", PAIRS),
@@ -241,18 +237,15 @@ DATA: dict[str, tuple[str, Sequence[tuple[str, ...]]]] = {
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A folder with a file of each kind of texts."""
+    """A folder with a file of each kind of examples."""
     for name, (header, rows) in DATA.items():
-        lines = [header, *("\t".join(row) for row in rows)]
-        (tmp_path / f"{name}.tsv").write_text("\n".join(lines))
+        write(tmp_path / f"{name}.tsv", "\n".join([header, *map("\t".join, rows)]))
     return tmp_path
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["triplets", "scores"])
-def test_vectors_are_learnt_from_examples(
-    name: str, data: Path, start: list[str], tmp_path: Path
-) -> None:
+def test_a_run_learns_embeddings(name: str, data: Path, start: list[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = [*start, "--embeddings", str(data / f"{name}.tsv")]
     held_out = ["--validation", str(data / "scores.tsv"), "--validate-every", "10"]
@@ -261,11 +254,11 @@ def test_vectors_are_learnt_from_examples(
     loss = "embeddings/loss"
     first, *_, last = [line[loss] for line in read_metrics(run) if loss in line]
     assert last < first
-    # The highest possible is 0.52: a tenth of the pairs have the one score, the rest the other.
+    # The maximum is 0.52, because a tenth of the pairs have one score and the rest the other.
     assert max(validations(run, "embeddings", "spearman").values()) > 0.4
 
 
-def test_files_of_several_kinds_and_without_the_columns_are_refused(data: Path) -> None:
+def test_several_kinds_of_files_and_missing_columns_are_rejected(data: Path) -> None:
     with pytest.raises(CorpusError, match="The files have several kinds of texts"):
         read_similar([data / "pairs.tsv", data / "triplets.tsv"])
     with pytest.raises(CorpusError, match=r"no column a or b\. Its columns are anchor"):
@@ -273,16 +266,16 @@ def test_files_of_several_kinds_and_without_the_columns_are_refused(data: Path) 
 
 
 @pytest.mark.process
-def test_a_vector_is_the_normalised_mean_of_all_tokens(pretrained: Path) -> None:
+def test_an_embedding_is_the_normalised_mean_of_all_tokens(pretrained: Path) -> None:
     folder = pretrained / "checkpoint"
     tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
     encodings = [tokenizer.encode(text) for text in (PAIRS[0][0], PAIRS[3][1], "A city")]
-    examples = [TokenisedExample(ids=each.ids, types=each.types, target=0) for each in encodings]
+    examples = [TokenisedExample(ids=e.ids, types=e.types, target=0) for e in encodings]
     batch = collate_examples("embeddings", examples, row_length=32)
     model: Any = transformers.AlbertModel.from_pretrained(folder)
     with torch.no_grad():
         vectors_CH = sentence_vectors(load_checkpoint(folder).eval(), batch)
-        for vector_H, each in zip(vectors_CH, encodings, strict=True):
-            states_SH = model(input_ids=torch.tensor([each.ids])).last_hidden_state[0]
+        for vector_H, encoding in zip(vectors_CH, encodings, strict=True):
+            states_SH = model(input_ids=torch.tensor([encoding.ids])).last_hidden_state[0]
             expected_H = torch.nn.functional.normalize(states_SH.mean(0), dim=-1)
             torch.testing.assert_close(vector_H, expected_H, atol=1e-5, rtol=0)

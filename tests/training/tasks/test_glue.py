@@ -1,4 +1,4 @@
-"""The official files of each task are read as they are, and those of the Hub."""
+"""The files of every GLUE task are read unchanged, from the official site or the Hub."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.training.support import write
 from training.glue.files import dev_files, patterns_of, training_files
 from training.glue.tasks import TASKS
 from training.tasks.classification.files import read_task, read_test
@@ -19,7 +20,7 @@ _MNLI = (
 _STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
 _QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
 _MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
-# Task, content of its training file, and the texts, pair and label of the first row.
+# Task, content of its training file, and text, pair and label of the first row.
 FILES = [
     ("cola", 'gj04\t0\t*\tThe "car honked.\ngj04\t1\t\tHe left.\n', ('The "car honked.', None, 0)),
     ("sst2", "sentence\tlabel\na fine film \t1\nbleak \t0\n", ("a fine film", None, 1)),
@@ -49,51 +50,40 @@ FILES = [
 ]
 
 
-def write(folder: Path, **contents: str) -> Path:
-    """Write files by name."""
-    for name, content in contents.items():
-        (folder / name).write_text(content, encoding="utf-8")
-    return folder
-
-
 @pytest.mark.parametrize(("name", "content", "first"), FILES, ids=[name for name, *_ in FILES])
-def test_official_files(
+def test_official_files_are_read(
     tmp_path: Path, name: str, content: str, first: tuple[str, str | None, float]
 ) -> None:
     task = TASKS[name]
-    write(tmp_path, **{"train.tsv": content})
-    for dev, *_ in task.dev.values():
-        write(tmp_path, **{dev: content})
+    for file in ("train.tsv", *(file for file, *_ in task.dev.values())):
+        write(tmp_path / file, content)
     files = training_files(task, tmp_path)
     splits = read_task(task, {"training": files.train, "validation": files.validation})
     example, *_ = splits.texts["training"]
     assert (example.text, example.pair, example.label) == first
-    assert [e.label for e in splits.texts["validation"]] == [
-        e.label for e in splits.texts["training"]
-    ]
+    labels = [[example.label for example in texts] for texts in splits.texts.values()]
+    assert labels[0] == labels[1]
     assert splits.names == (list(task.labels) or ["score"])
-    for split, found in dev_files(task, tmp_path).items():
-        assert [file.name for file in found] == list(task.dev[split][:1])
+    for split, files_of_split in dev_files(task, tmp_path).items():
+        assert [file.name for file in files_of_split] == list(task.dev[split][:1])
 
 
-def test_parts_and_a_validation_file_without_a_header(tmp_path: Path) -> None:
-    """`val.tsv`, held out of the training files, is for validation; `dev.tsv` for evaluation."""
+def test_training_parts_and_a_validation_file_without_a_header_are_read(tmp_path: Path) -> None:
+    """`val.tsv` is held out for validation during training; `dev.tsv` is for evaluation."""
     header, row = "index\tsentence1\tsentence2\tlabel\n", "{}\tA.\tB.\t{}\n"
     rows = row.format(2, "entailment") + row.format(7, "not_entailment")
-    names = ("train.part1.tsv", "train.part2.tsv", "dev.tsv")
-    write(tmp_path, **dict.fromkeys(names, header + rows), **{"val.tsv": rows})
+    for name in ("train.part1.tsv", "train.part2.tsv", "dev.tsv"):
+        write(tmp_path / name, header + rows)
+    write(tmp_path / "val.tsv", rows)
     files = training_files(TASKS["rte"], tmp_path)
     assert [file.name for file in files.train] == ["train.part1.tsv", "train.part2.tsv"]
     assert [file.name for file in files.validation] == ["val.tsv"]
-    assert [f.name for f in dev_files(TASKS["rte"], tmp_path)["dev"]] == ["dev.tsv"]
+    assert [file.name for file in dev_files(TASKS["rte"], tmp_path)["dev"]] == ["dev.tsv"]
     splits = read_task(TASKS["rte"], {"training": files.train, "validation": files.validation})
-    assert {split: len(texts) for split, texts in splits.texts.items()} == {
-        "training": 4,
-        "validation": 2,
-    }
+    assert [len(splits.texts[split]) for split in ("training", "validation")] == [4, 2]
 
 
-# The columns of `nyu-mll/glue`, and a row.
+# A row of each task in the columns of `nyu-mll/glue`.
 _SENTENCES = {"sentence1": "A.", "sentence2": "B.", "label": 1}
 ROWS = {
     "cola": {"sentence": "A.", "label": 1},
@@ -109,11 +99,11 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_hub_s_files_of_every_task_are_read(tmp_path: Path, name: str) -> None:
-    """A folder of Parquet files, of which the test files have no labels."""
+def test_files_of_the_hub_are_read(tmp_path: Path, name: str) -> None:
+    """The files are Parquet. The test files have no labels."""
     task, row = TASKS[name], {**ROWS[name], "idx": 0}
-    ends = ("_matched", "_mismatched") if name == "mnli" else ("",)
-    held_out = [f"{split}{end}" for split in ("validation", "test") for end in ends]
+    suffixes = ("_matched", "_mismatched") if name == "mnli" else ("",)
+    held_out = [f"{split}{suffix}" for split in ("validation", "test") for suffix in suffixes]
     for split in ("train", *held_out):
         label = -1 if split.startswith("test") else row["label"]
         table = pa.Table.from_pylist([{**row, "label": label}])
@@ -125,7 +115,7 @@ def test_the_hub_s_files_of_every_task_are_read(tmp_path: Path, name: str) -> No
         assert (text.text, text.pair) == ("A.", None if name in ("cola", "sst2") else "B.")
         assert text.label == ROWS[name]["label"]
     tests = read_test(task, tmp_path)
-    assert list(tests) == [end.strip("_") or "test" for end in ends]
+    assert list(tests) == [suffix.strip("_") or "test" for suffix in suffixes]
     assert {file.name for pattern in patterns_of(task) for file in tmp_path.glob(pattern)} == {
         file.name for file in tmp_path.iterdir()
     }

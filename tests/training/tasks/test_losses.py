@@ -1,9 +1,10 @@
-"""Losses are those by hand and of `transformers`."""
+"""Losses match values by hand, and the losses and gradients of `transformers`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import TINY, copies, make_part, make_shards, our_model, randomize
@@ -34,8 +36,8 @@ from training.tasks.pretraining.loss import paired_order_loss, pretrain_loss
 from training.tasks.question_answering.loss import span_loss
 from training.tasks.token_classification.loss import token_loss
 
-BOTH: tuple[Task, ...] = ("fill-mask", "sentence-order")
-# A row of two sequences and padding, and one of a single segment.
+TASKS: tuple[Task, ...] = ("fill-mask", "sentence-order")
+# A row of two sequences and padding, and a row of one segment.
 ROWS = [
     [Example(0, 0, 0, (0, 3, 3, 5), 0), Example(0, 0, 1, (8, 9, 5, 8), 1)],
     [Example(0, 0, 2, (2, 9, 9, 9), IGNORED)],
@@ -49,59 +51,55 @@ def make_batch(rows: list[list[Example]]) -> PretrainBatch:
 
 
 def losses_by_hand(model: AlbertForTasks, batch: PretrainBatch) -> dict[str, float]:
-    """Of every sequence by itself, from where its masked tokens and its [CLS] are."""
+    """Return the losses of the three sequences, computed separately at their [MASK] and [CLS]."""
     assert batch.tokens.packing is not None
     totals = {"fill-mask": 0.0, "sentence-order": 0.0}
     bounds = [*batch.firsts[:3].tolist(), batch.tokens.ids.numel()]
     rows, targets = (x[: batch.counts["fill-mask"]] for x in (batch.rows, batch.targets))
-    for number in range(3):
-        inside = batch.tokens.packing.sequences.flatten()[bounds[number] : bounds[number + 1]]
-        end = bounds[number] + int((inside == inside[0]).sum())
-        alone = ModelInputs(
-            ids=batch.tokens.ids.flatten()[None, bounds[number] : end],
-            types=batch.tokens.types.flatten()[None, bounds[number] : end],
-        )
-        hidden = model(alone)[0]
-        mine = (rows >= bounds[number]) & (rows < end)
-        logits = model.logits("fill-mask", hidden[rows[mine] - bounds[number]])
-        totals["fill-mask"] += F.cross_entropy(logits, targets[mine], reduction="sum").item()
-        label = batch.labels[number]
+    for label, (begin, next_begin) in zip(batch.labels, pairwise(bounds), strict=False):
+        sequences = batch.tokens.packing.sequences.flatten()[begin:next_begin]
+        end = begin + int((sequences == sequences[0]).sum())
+        ids, types = (x.flatten()[None, begin:end] for x in (batch.tokens.ids, batch.tokens.types))
+        hidden = model(ModelInputs(ids=ids, types=types))[0]
+        is_inside = (rows >= begin) & (rows < end)
+        logits = model.logits("fill-mask", hidden[rows[is_inside] - begin])
+        totals["fill-mask"] += F.cross_entropy(logits, targets[is_inside], reduction="sum").item()
         if label != IGNORED:
             logits = model.logits("sentence-order", hidden[:1])
             totals["sentence-order"] += F.cross_entropy(logits, label[None]).item()
     return totals
 
 
-def test_pretraining_s_losses_are_those_of_each_sequence_alone() -> None:
-    """Predictions that were rounded up count for nothing, nor do other rows."""
-    model = our_model(TINY, BOTH)
+def test_losses_of_pretraining_are_those_of_separate_sequences() -> None:
+    """Rows that only pad the number of predictions, and other sequences, have no effect."""
+    model = our_model(TINY, TASKS)
     batch = make_batch(ROWS)
     assert batch.counts["fill-mask"] < len(batch.rows)
-    got = pretrain_loss(model, batch)
-    assert {name: each.count for name, each in got.items()} == {
+    sums = pretrain_loss(model, batch)
+    assert {name: head_sums.count for name, head_sums in sums.items()} == {
         "fill-mask": batch.counts["fill-mask"],
         "sentence-order": 2,
     }
     with torch.no_grad():
         expected = losses_by_hand(model, batch)
-    for name, each in got.items():
-        assert each.loss.item() == pytest.approx(expected[name], rel=1e-5)
+    for name, head_sums in sums.items():
+        assert head_sums.loss.item() == pytest.approx(expected[name], rel=1e-5)
 
 
 @pytest.mark.parametrize("num_rows", [0, 3])
-def test_no_target_costs_nothing_and_has_a_gradient(num_rows: int) -> None:
+def test_without_targets_loss_and_gradient_are_zero(num_rows: int) -> None:
     logits = torch.randn(num_rows, 4, requires_grad=True)
-    got = cross_entropy(logits, torch.full((num_rows,), IGNORED))
-    assert (got.loss.item(), got.right.item(), got.count) == (0, 0, 0)
-    got.loss.backward()  # type: ignore[no-untyped-call]
+    sums = cross_entropy(logits, torch.full((num_rows,), IGNORED))
+    assert (sums.loss.item(), sums.right.item(), sums.count) == (0, 0, 0)
+    sums.loss.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     assert not logits.grad.any()
 
 
-def classified(
+def run_head(
     task: Task, num_labels: int, targets: Sequence[Any]
 ) -> tuple[AlbertForTasks, ExampleBatch, Tensor]:
-    """A model without dropout, a packed batch of three texts, and the logits of their tokens."""
+    """Return a model without dropout, a packed batch of three texts, and its tokens' logits."""
     model = AlbertForTasks(TINY, {task: num_labels})
     randomize(model, seed=3)
     examples = [
@@ -113,8 +111,8 @@ def classified(
         return model, batch, model.logits(task, model(batch.tokens)).flatten(0, 1)
 
 
-def test_class_weights_weigh_the_losses_of_training_alone() -> None:
-    model, batch, logits_TK = classified("text-classification", 2, [0, 1, 1])
+def test_class_weights_multiply_losses_only_in_training() -> None:
+    model, batch, logits_TK = run_head("text-classification", 2, [0, 1, 1])
     losses = F.cross_entropy(logits_TK[batch.firsts], batch.targets, reduction="none").tolist()
     weights = torch.tensor([1.0, 3.0])
     weighted = classification_loss(model.train(), batch, class_weights=weights)
@@ -124,48 +122,50 @@ def test_class_weights_weigh_the_losses_of_training_alone() -> None:
     assert plain["text-classification"].loss.item() == pytest.approx(sum(losses), rel=1e-5)
 
 
-def test_scores_and_several_labels_are_compared_with_their_targets() -> None:
-    """A score is right if its error is below a half; all labels of a text must be right."""
-    model, batch, _ = classified("text-classification", 1, [0.5, 0.25, -3.0])
-    got = regression_loss(model, batch, lambda *_: torch.zeros(3, 1))["text-classification"]
-    assert (got.loss.item(), got.right.item(), got.count) == (9.3125, 1, 3)
+def test_losses_of_scores_and_several_labels_match_values_by_hand() -> None:
+    """A score is right if its error is below 0.5. A text is right if all its labels are right."""
+    model, batch, _ = run_head("text-classification", 1, [0.5, 0.25, -3.0])
+    sums = regression_loss(model, batch, lambda *_: torch.zeros(3, 1))["text-classification"]
+    assert (sums.loss.item(), sums.right.item(), sums.count) == (9.3125, 1, 3)
     targets = [(1.0, 0.0), (1.0, 1.0), (0.0, 0.0)]
-    model, batch, _ = classified("text-classification", 2, targets)
+    model, batch, _ = run_head("text-classification", 2, targets)
     logits_CK = torch.tensor([[1.0, -2.0], [1.0, -1.0], [0.0, -3.0]])
-    got = multi_label_loss(model, batch, lambda *_: logits_CK)["text-classification"]
+    sums = multi_label_loss(model, batch, lambda *_: logits_CK)["text-classification"]
     signs_CK = 2 * torch.tensor(targets) - 1
     expected = F.softplus(-signs_CK * logits_CK).sum().item() / 2
-    assert got.loss.item() == pytest.approx(expected, rel=1e-5)
-    assert (got.right.item(), got.count) == (2, 3)
+    assert sums.loss.item() == pytest.approx(expected, rel=1e-5)
+    assert (sums.right.item(), sums.count) == (2, 3)
 
 
-def test_spans_and_tags_are_cross_entropies_of_tokens() -> None:
-    """Of a span, start and end are halves; tokens behind an example's last are no candidates."""
-    model, batch, logits_TK = classified("question-answering", 2, [(1, 2), (2, 2), (0, 0)])
-    got = span_loss(model, batch)["question-answering"]
-    losses, rights = [], []
+def test_the_loss_of_a_span_is_the_mean_of_start_and_end() -> None:
+    """Only tokens of the same example are candidates."""
+    model, batch, logits_TK = run_head("question-answering", 2, [(1, 2), (2, 2), (0, 0)])
+    sums = span_loss(model, batch)["question-answering"]
+    losses, num_right = [], 0
     for first, size, bounds in zip(batch.firsts, batch.sizes, batch.targets, strict=True):
         for side, position in enumerate(bounds):
             logits_S = logits_TK[first : first + size, side]
             losses.append(F.cross_entropy(logits_S, position).item())
-            rights.append(int(logits_S.argmax() == position))
-    assert got.loss.item() == pytest.approx(sum(losses) / 2, rel=1e-5)
-    assert (got.right.item(), got.count) == (sum(rights) / 2, 3)
-    assert 0 < sum(rights) < 6
-    ignored = IGNORED
-    tags = [[ignored, 1, ignored], [ignored, 0, 2, ignored], [ignored, 2, ignored]]
-    model, batch, logits_TK = classified("token-classification", 3, tags)
-    rows = [
-        int(batch.firsts[example]) + offset for example, offset in ((0, 1), (1, 1), (1, 2), (2, 1))
-    ]
+            num_right += int(logits_S.argmax() == position)
+    assert sums.loss.item() == pytest.approx(sum(losses) / 2, rel=1e-5)
+    assert (sums.right.item(), sums.count) == (num_right / 2, 3)
+    assert 0 < num_right < 6
+
+
+def test_the_loss_of_tags_is_the_cross_entropy_of_tagged_tokens() -> None:
+    tags = [[IGNORED, 1, IGNORED], [IGNORED, 0, 2, IGNORED], [IGNORED, 2, IGNORED]]
+    model, batch, logits_TK = run_head("token-classification", 3, tags)
+    rows = batch.firsts[[0, 1, 1, 2]] + torch.tensor([1, 1, 2, 1])
     expected = F.cross_entropy(logits_TK[rows], torch.tensor([1, 0, 2, 2]), reduction="sum")
     sums = token_loss(model, batch)["token-classification"]
     assert sums.loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert sums.count == 4
 
 
-def test_multiple_choice_has_the_gradient_of_transformers(tokenizer: AlbertTokenizer) -> None:
-    ours, theirs = copies(TINY, "AlbertForMultipleChoice")
+def test_multiple_choice_has_the_loss_and_gradient_of_transformers(
+    tokenizer: AlbertTokenizer,
+) -> None:
+    our, hf = copies(TINY, "AlbertForMultipleChoice")
     examples = [
         ChoiceExample(
             context=np.arange(5, 9 + number, dtype=np.int32),
@@ -176,30 +176,29 @@ def test_multiple_choice_has_the_gradient_of_transformers(tokenizer: AlbertToken
         for number in range(2)
     ]
     batch = collate_choices(examples, tokenizer, row_length=16)
-    got = choice_loss(ours, batch)["multiple-choice"]
-    assert got.count == 2
-    (got.loss / got.count).backward()  # type: ignore[no-untyped-call]
-    shape = (len(batch.sizes), int(batch.sizes.max()))
-    is_real = torch.arange(shape[1]) < batch.sizes[:, None]
-    ids, types = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
-    for row, (first, size) in enumerate(zip(batch.firsts, batch.sizes, strict=True)):
-        ids[row, :size] = batch.tokens.ids.flatten()[first : first + size]
-        types[row, :size] = batch.tokens.types.flatten()[first : first + size]
-    inputs = {"input_ids": ids, "token_type_ids": types, "attention_mask": is_real.long()}
-    labels = {"labels": batch.targets}
-    out = theirs(**{name: value.view(2, 4, -1) for name, value in inputs.items()}, **labels)
-    assert got.loss.item() / 2 == pytest.approx(out.loss.item(), rel=1e-5)
-    assert got.right.item() == (out.logits.argmax(-1) == batch.targets).sum().item()
-    out.loss.backward()
-    expected = dict(theirs.named_parameters())
-    for name, parameter in parameters(ours).items():
+    sums = choice_loss(our, batch)["multiple-choice"]
+    assert sums.count == 2
+    (sums.loss / sums.count).backward()  # type: ignore[no-untyped-call]
+    bounds = list(zip(batch.firsts, batch.firsts + batch.sizes, strict=True))
+    ids, types, mask = (
+        pad_sequence([x.flatten()[first:end] for first, end in bounds], batch_first=True)
+        for x in (batch.tokens.ids, batch.tokens.types, torch.ones_like(batch.tokens.ids))
+    )
+    inputs = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask}
+    inputs = {name: value.view(2, 4, -1) for name, value in inputs.items()}
+    hf_output = hf(**inputs, labels=batch.targets)
+    assert sums.loss.item() / 2 == pytest.approx(hf_output.loss.item(), rel=1e-5)
+    assert sums.right.item() == (hf_output.logits.argmax(-1) == batch.targets).sum().item()
+    hf_output.loss.backward()
+    expected = dict(hf.named_parameters())
+    for name, parameter in parameters(our).items():
         assert parameter.grad is not None
         difference = (parameter.grad - expected[name].grad).abs().max()
         assert difference <= 1e-5 * expected[name].grad.abs().max() + 1e-7, name
 
 
-def test_losses_of_pairs_in_both_orders_are_those_by_hand() -> None:
-    """From the log-odds of "in order" of four pairs; a fifth only rounds up."""
+def test_losses_of_pairs_in_both_orders_match_values_by_hand() -> None:
+    """Four pairs have log-odds of "in order". The fifth pair is padding."""
     in_order, swapped = [2.0, -1.0, 3.0, 0.5], [-2.0, -3.0, 3.5, 1.5]
     odds = torch.tensor([*in_order, 9.0, *swapped, 9.0])
     labels = torch.tensor([*[0] * 4, IGNORED, *[1] * 4, IGNORED])
@@ -212,11 +211,11 @@ def test_losses_of_pairs_in_both_orders_are_those_by_hand() -> None:
         counts={"sentence-order": 8, "paired-order": 4},
     )
     logits = torch.stack([odds + 1, torch.ones(10)], dim=1)
-    got = dict(paired_order_loss(cast("Any", None), batch, logits=lambda *_: logits))
+    sums = dict(paired_order_loss(cast("Any", None), batch, logits=lambda *_: logits))
     pairs = list(zip(in_order, swapped, strict=True))
-    paired = [math.log1p(math.exp(-(one - other) / 2)) for one, other in pairs]
-    alone = [math.log1p(math.exp(-one)) + math.log1p(math.exp(other)) for one, other in pairs]
-    assert float(got["paired-order"].loss) == pytest.approx(sum(paired), rel=1e-6)
-    assert float(got["sentence-order"].loss) == pytest.approx(sum(alone), rel=1e-6)
-    assert (int(got["paired-order"].right), got["paired-order"].count) == (2, 4)
-    assert (int(got["sentence-order"].right), got["sentence-order"].count) == (5, 8)
+    paired = [math.log1p(math.exp((b - a) / 2)) for a, b in pairs]
+    unpaired = [math.log1p(math.exp(-a)) + math.log1p(math.exp(b)) for a, b in pairs]
+    assert float(sums["paired-order"].loss) == pytest.approx(sum(paired), rel=1e-6)
+    assert float(sums["sentence-order"].loss) == pytest.approx(sum(unpaired), rel=1e-6)
+    assert (int(sums["paired-order"].right), sums["paired-order"].count) == (2, 4)
+    assert (int(sums["sentence-order"].right), sums["sentence-order"].count) == (5, 8)

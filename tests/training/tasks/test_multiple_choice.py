@@ -1,4 +1,4 @@
-"""Questions of multiple choice are read from every kind of file, truncated and packed."""
+"""Multiple-choice questions are read in every format, truncated, and built into sequences."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def write_records(folder: Path, *records: dict[str, Any]) -> Path:
 
 
 def content(questions: list[ChoiceText]) -> list[tuple[Any, ...]]:
-    return [(text.context, text.question, text.choices, text.label) for text in questions]
+    return [(q.context, q.question, q.choices, q.label) for q in questions]
 
 
-def test_choices_are_a_list_or_a_column_each(tmp_path: Path) -> None:
-    """As in the files of SWAG, JSONL and ARC; the last choices of a row may be empty."""
+def test_choices_are_a_list_or_columns(tmp_path: Path) -> None:
+    """The formats are SWAG, JSON lines and ARC. The last choices of a row may be empty."""
     rows = [
         ("On stage.", "The singer", "bows.", "eats.", "swims.", "0"),
         ("He runs.", "Then he", "rests.", "walks on.", "", "1"),
@@ -55,12 +55,14 @@ def test_an_answer_is_an_index_a_letter_or_the_text(tmp_path: Path) -> None:
     answers = [(choices, 1, 1), (choices, "1", 1), (choices, "B", 1), (choices, "walks on", 1)]
     answers += [(choices, 0, 0), (choices, "C", 2), (choices, "AB", 2)]
     answers += [(numbers, 1, 1), (["0", "1"], "1", 1)]
-    records = [{"context": "He", "choices": its, "answer": answer} for its, answer, _ in answers]
+    records = [
+        {"context": "He", "choices": names, "answer": answer} for names, answer, _ in answers
+    ]
     questions = read_choices([write_records(tmp_path, *records)])
     assert [question.label for question in questions] == [label for *_, label in answers]
 
 
-def test_race_is_read_as_folders_and_as_lines(tmp_path: Path) -> None:
+def test_race_is_read_from_folders_and_from_json_lines(tmp_path: Path) -> None:
     for level in ("high", "middle"):
         files = sorted((RACE / "dev" / level).glob("*.txt"))
         lines = [file.read_text(encoding="utf-8").strip() for file in files]
@@ -74,7 +76,7 @@ def test_race_is_read_as_folders_and_as_lines(tmp_path: Path) -> None:
     assert questions[2].choices[2] == "Two ripe bananas."
 
 
-def test_faults_of_records_are_listed(tmp_path: Path) -> None:
+def test_all_faults_of_records_are_listed(tmp_path: Path) -> None:
     record = {"context": "a", "choices": ["b", "c"], "answer": 0}
     faults: list[tuple[dict[str, Any], str]] = [
         ({"choices": ["b"]}, "The question has one choice. It needs two or more."),
@@ -89,15 +91,13 @@ def test_faults_of_records_are_listed(tmp_path: Path) -> None:
     file = write_records(tmp_path, record, *records)
     with pytest.raises(CorpusError) as caught:
         read_choices([file])
-    for number, (error, (_, message)) in enumerate(
-        zip(caught.value.args, faults, strict=True), start=2
-    ):
-        assert error.startswith(f"{file}, line {number}: ")
+    for index, (error, (_, message)) in enumerate(zip(caught.value.args, faults, strict=True)):
+        assert error.startswith(f"{file}, line {index + 2}: ")
         assert message in error
 
 
 def test_sequences_are_pairs_truncated_to_the_length(tokenizer: AlbertTokenizer) -> None:
-    """Of the context, the first tokens remain; of the choice with its question, the last."""
+    """The first tokens of the context remain, and the last tokens of question and choice."""
     context, *choices = (
         np.arange(*bounds, dtype=np.int32) for bounds in ((10, 20), (30, 34), (40, 52))
     )
@@ -118,13 +118,13 @@ def test_texts_that_are_too_long_are_listed_without_truncation(tokenizer: Albert
         choice_examples(texts, tokenizer, length=longest - 1, truncation=False)
 
 
-def test_a_choice_stands_in_the_blank_or_at_the_end() -> None:
+def test_a_choice_replaces_the_blank_or_follows_the_question() -> None:
     for question, expected in (
         (None, "cars"),
         ("It was closed to", "It was closed to cars"),
         ("Closed to ___?", "Closed to cars?"),
         ("_ and _", "cars and cars"),
-        ("Closed to_.", "Closed tocars."),  # as in RACE, and by the original's `replace`
+        ("Closed to_.", "Closed tocars."),  # as in RACE and the original code
     ):
         assert with_choice(question, "cars") == expected
     assert with_choice("Closed to _", r"\1") == r"Closed to \1"

@@ -1,4 +1,4 @@
-"""Questions of SQuAD are read, located, cut into windows and scored as by the official scripts."""
+"""Questions of SQuAD are read, located, divided into windows, and scored like official scripts."""
 
 from __future__ import annotations
 
@@ -30,25 +30,18 @@ from training.tasks.question_answering.metrics import (
 )
 
 
-def squad(*entry: dict[str, Any]) -> str:
-    return json.dumps({"data": [{"paragraphs": [{"context": "A b.", "qas": list(entry)}]}]})
+def squad(*questions: dict[str, Any]) -> str:
+    return json.dumps({"data": [{"paragraphs": [{"context": "A b.", "qas": questions}]}]})
 
 
-def test_questions_without_an_answer_are_impossible_and_empty_ones_are_omitted(
+def test_questions_without_an_answer_are_impossible_and_empty_texts_omitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plausible = [{"text": "A", "answer_start": 0}]
     impossible = {"id": "x", "question": "Why?", "answers": plausible, "is_impossible": True}
-    entries: list[dict[str, Any]] = [
-        impossible,
-        {"id": "y", "question": "Why?"},
-        {"id": "z", "question": " "},
-    ]
-    questions = read_squad([write(tmp_path / "a.json", squad(*entries))])
-    assert [(each.id, each.answers, each.start) for each in questions] == [
-        ("x", (), None),
-        ("y", (), None),
-    ]
+    content = squad(impossible, {"id": "y", "question": "Why?"}, {"id": "z", "question": " "})
+    questions = read_squad([write(tmp_path / "a.json", content)])
+    assert [(q.id, q.answers, q.start) for q in questions] == [("x", (), None), ("y", (), None)]
     assert "Omitted 1 of 3 questions" in capsys.readouterr().out
     rows = [("a", "Who?", "Ann."), ("c", "Who?", " "), ("d", None, "Ann.")]
     lines = (json.dumps({"id": i, "question": q, "context": c, "answers": []}) for i, q, c in rows)
@@ -68,21 +61,21 @@ ROW = {
 
 
 def test_rows_of_the_hub_are_read(tmp_path: Path) -> None:
-    """The flat form: JSON lines, an array, Parquet, a folder of these, and `data` of a file."""
-    none = {**ROW, "id": 8, "answers": {"text": [], "answer_start": []}}
-    lines = f"{json.dumps(ROW)}\n{json.dumps(none)}\n"
+    """Flat rows are JSON lines, an array, `data` of a file, or Parquet in a folder."""
+    impossible = {**ROW, "id": 8, "answers": {"text": [], "answer_start": []}}
+    lines = f"{json.dumps(ROW)}\n{json.dumps(impossible)}\n"
     files = [
         write(tmp_path / "rows.jsonl", lines),
         write(tmp_path / "lines.json", lines),
-        write(tmp_path / "array.json", json.dumps([ROW, none])),
-        write(tmp_path / "rows.json", json.dumps({"data": [ROW, none]})),
+        write(tmp_path / "array.json", json.dumps([ROW, impossible])),
+        write(tmp_path / "rows.json", json.dumps({"data": [ROW, impossible]})),
         tmp_path / "folder",
     ]
     files[-1].mkdir()
-    pq.write_table(pa.Table.from_pylist([ROW, none]), files[-1] / "part.parquet")
+    pq.write_table(pa.Table.from_pylist([ROW, impossible]), files[-1] / "part.parquet")
     for file in files:
         questions = read_squad([file])
-        assert [(each.id, each.answers, each.start, each.context) for each in questions] == [
+        assert [(q.id, q.answers, q.start, q.context) for q in questions] == [
             ("7", ("four euros", "euros"), 19, CONTEXT),
             ("8", (), None, CONTEXT),
         ], file
@@ -97,14 +90,14 @@ def question_on(context: str, answer: str, start: int) -> Question:
 @pytest.mark.parametrize(
     ("context", "answer", "start", "expected"),
     [
-        pytest.param("cat sat", "cat", 0, 0, id="right, at the beginning"),
-        pytest.param("a cat sat", "cat", 0, 2, id="the only place"),
-        pytest.param("a cat sat", " cat\n", 0, 2, id="white space around it"),
-        pytest.param("a cat or a cat or a cat", "cat", 13, 11, id="the only place that overlaps"),
+        pytest.param("cat sat", "cat", 0, 0, id="correct offset"),
+        pytest.param("a cat sat", "cat", 0, 2, id="only occurrence"),
+        pytest.param("a cat sat", " cat\n", 0, 2, id="white space around the answer"),
+        pytest.param("a cat or a cat or a cat", "cat", 13, 11, id="only overlapping occurrence"),
         pytest.param("😀😀😀😀 a cat, a cat", "cat", 18, 14, id="offset in UTF-16"),
     ],
 )
-def test_offsets_are_repaired_if_one_place_fits(
+def test_an_offset_is_corrected_if_one_occurrence_fits(
     context: str, answer: str, start: int, expected: int
 ) -> None:
     question = question_on(context, answer, start)
@@ -121,7 +114,7 @@ def test_offsets_are_repaired_if_one_place_fits(
         ("a cat", " ", 1, "The answer is empty. Mark the question is_impossible"),
     ],
 )
-def test_answers_without_a_place_are_rejected(
+def test_answers_without_a_unique_occurrence_are_rejected(
     context: str, answer: str, start: int, message: str
 ) -> None:
     with pytest.raises(CorpusError, match=f"^f, q: .*{message}"):
@@ -144,8 +137,8 @@ def windows(
     return list(span_examples(question, tokenizer, length=length, stride=stride))
 
 
-def squeezed(text: str) -> str:
-    """As the vocabulary has it: without case, accents and white space."""
+def normalise(text: str) -> str:
+    """Remove white space, and case and accents, which the vocabulary does not contain."""
     return "".join(text.lower().split()).replace("ł", "<unk>").replace("é", "e")
 
 
@@ -154,7 +147,7 @@ def squeezed(text: str) -> str:
 def test_the_span_decodes_to_the_answer(
     question: Question, tokenizer: AlbertTokenizer, length: int
 ) -> None:
-    """Tokens are whole, so that a span may have a little more at its ends than the answer."""
+    """The span has no superfluous token; its first and last token may be longer than the answer."""
     num_answers = 0
     for window in windows(question, tokenizer, length):
         assert len(window.ids) <= length
@@ -162,17 +155,17 @@ def test_the_span_decodes_to_the_answer(
         if start:
             num_answers += 1
             ids = window.ids[start : end + 1]
-            text = squeezed(tokenizer.decode(ids, keep_special=True))
-            answer = squeezed(question.answers[0])
+            text = normalise(tokenizer.decode(ids, keep_special=True))
+            answer = normalise(question.answers[0])
             assert answer in text
-            # A word that begins with a lone "▁" begins with it in both texts.
+            # A first token that is only "▁" belongs to the word that follows.
             inner = ids[2:] if tokenizer.token(ids[0]) == "▁" else ids[1:]
             for part in (inner, ids[:-1]):
-                assert answer not in squeezed(tokenizer.decode(part, keep_special=True))
+                assert answer not in normalise(tokenizer.decode(part, keep_special=True))
     assert num_answers >= 1
 
 
-def test_windows_begin_128_tokens_apart_by_default(tokenizer: AlbertTokenizer) -> None:
+def test_windows_start_128_tokens_apart_by_default(tokenizer: AlbertTokenizer) -> None:
     defaults = span_examples(LONG, tokenizer, length=512)
     expected = span_examples(LONG, tokenizer, length=512, stride=128, max_question=64)
     assert [window.ids for window in defaults] == [window.ids for window in expected]
@@ -180,7 +173,7 @@ def test_windows_begin_128_tokens_apart_by_default(tokenizer: AlbertTokenizer) -
 
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from([*QUESTIONS, LONG]), st.integers(12, 600), st.integers(1, 200))
-def test_windows_cover_the_context_without_a_gap(
+def test_windows_cover_the_context_without_gaps(
     tokenizer: AlbertTokenizer, question: Question, length: int, stride: int
 ) -> None:
     context = tokenizer.encode_plain(question.context).ids
@@ -203,29 +196,29 @@ DATA = SQUAD_V2.parent
 OFFICIAL = json.loads((DATA / "figures.json").read_text())
 
 
-def read(name: str) -> dict[str, Any]:
+def read_json(name: str) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((DATA / name).read_text(encoding="utf-8"))
     return content
 
 
-def test_metrics_are_those_of_the_script_of_v1_1() -> None:
+def test_metrics_are_those_of_the_official_script_of_v1_1() -> None:
     questions = read_squad([DATA / "dev-v1.1.json"])
-    predictions = read("predictions-v1.1.json")
-    score = mean_score([score_answer(each, predictions[each.id], "1.1") for each in questions])
+    predictions = read_json("predictions-v1.1.json")
+    score = mean_score([score_answer(q, predictions[q.id], "1.1") for q in questions])
     expected = OFFICIAL["1.1"]
     assert len(questions) == expected["total"]
     assert score == pytest.approx((expected["exact_match"], expected["f1"]))
 
 
-def test_metrics_and_thresholds_are_those_of_the_script_of_v2_0() -> None:
-    predictions, null_scores = read("predictions-v2.0.json"), read("na_prob-v2.0.json")
+def test_metrics_and_thresholds_are_those_of_the_official_script_of_v2_0() -> None:
+    predictions, null_scores = read_json("predictions-v2.0.json"), read_json("na_prob-v2.0.json")
     expected, questions = OFFICIAL["2.0"], read_squad([SQUAD_V2])
-    scores = {each.id: score_answer(each, predictions[each.id], "2.0") for each in questions}
-    answerable = [each for each in questions if each.answers]
-    impossible = [each for each in questions if not each.answers]
+    scores = {q.id: score_answer(q, predictions[q.id], "2.0") for q in questions}
+    answerable = [q for q in questions if q.answers]
+    impossible = [q for q in questions if not q.answers]
     for prefix, part in (("", questions), ("HasAns_", answerable), ("NoAns_", impossible)):
         assert len(part) == expected[f"{prefix}total"]
-        score = mean_score([scores[each.id] for each in part])
+        score = mean_score([scores[q.id] for q in part])
         assert score == pytest.approx((expected[f"{prefix}exact"], expected[f"{prefix}f1"]))
     for index, name in enumerate(("exact", "f1")):
         outcomes = [
@@ -255,7 +248,7 @@ OUTCOMES = st.builds(
 @settings(deadline=None)
 def test_no_threshold_is_better_than_the_best(outcomes: list[Outcome]) -> None:
     def mean_at(threshold: float) -> float:
-        """The mean score of a model that answers nothing if the null score is higher."""
+        """Return the mean score if null scores above the threshold mean no answer."""
         scores = [
             float(not outcome.has_answer)
             if outcome.null_score > threshold

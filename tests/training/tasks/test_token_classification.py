@@ -1,4 +1,4 @@
-"""Texts with entities in every format are the same texts; faults are counted and reported."""
+"""Every format of tagged texts gives the same entities; faults are counted and reported."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from albert_serve.tokenizer import AlbertTokenizer
+from tests.training.support import write
 from training.data.corpus import CorpusError
 from training.data.examples import IGNORED
 from training.tasks.token_classification.files import (
@@ -29,9 +30,8 @@ ENTITIES = (Entity(0, 8, "PER"), Entity(17, 23, "LOC"))
 SPANS = [{"start": start, "end": end, "label": label} for start, end, label in ENTITIES]
 
 
-def write_jsonl(file: Path, *rows: Any) -> Path:
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return file
+def write_jsonl(file: Path, row: Any) -> Path:
+    return write(file, json.dumps(row))
 
 
 def write_parquet(file: Path) -> Path:
@@ -46,11 +46,10 @@ def write_parquet(file: Path) -> Path:
 
 def write_conll(file: Path, tags: str) -> Path:
     lines = [f"{word} NN {tag}" for word, tag in zip(WORDS, tags.split(), strict=True)]
-    file.write_text("\n".join(["-DOCSTART- -X- O", "", *lines, ""]), encoding="utf-8")
-    return file
+    return write(file, "\n".join(["-DOCSTART- -X- O", "", *lines, ""]))
 
 
-def test_every_format_has_the_same_entities(tmp_path: Path) -> None:
+def test_every_format_gives_the_same_entities(tmp_path: Path) -> None:
     files = [
         write_jsonl(tmp_path / "a.jsonl", {"tokens": WORDS, "ner_tags": BIO}),
         write_jsonl(tmp_path / "b.jsonl", {"tokens": WORDS, "tags": BIO}),
@@ -66,16 +65,14 @@ def test_every_format_has_the_same_entities(tmp_path: Path) -> None:
         assert (text.text, text.entities) == (TEXT, ENTITIES), file
     assert len(read_tagged([tmp_path])) == len(files)
     assert label_names(read_tagged(files)) == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
-    middles = write_conll(tmp_path / "bmes.conll", "B-PER M-PER M-PER E-PER S-LOC O")
-    assert read_tagged([middles])[0].entities == (Entity(0, 16, "PER"), ENTITIES[1])
+    bmes = write_conll(tmp_path / "bmes.conll", "B-PER M-PER M-PER E-PER S-LOC O")
+    assert read_tagged([bmes])[0].entities == (Entity(0, 16, "PER"), ENTITIES[1])
 
 
-def test_comments_are_not_words_and_tabs_alone_divide_columns(tmp_path: Path) -> None:
-    file = tmp_path / "a.conll"
+def test_comments_are_not_words_and_only_tabs_divide_columns(tmp_path: Path) -> None:
     lines = ["# sent_id = 7", "# text = In Rio de Janeiro", "In\tO", "Rio de Janeiro\tB-LOC", ""]
     lines += ["# id 8 domain=en", "# O", "#ada B-PER", "5\u00a0000 O", "\u00a0", "x\tE\tO"]
-    file.write_text("\r\n".join(lines), encoding="utf-8")
-    texts = read_tagged([file])
+    texts = read_tagged([write(tmp_path / "a.conll", "\r\n".join(lines))])
     assert [text.text for text in texts] == ["In Rio de Janeiro", "# #ada 5\u00a0000", "x"]
     words = [[text.text[slice(*word)] for word in text.words] for text in texts]
     assert words == [["In", "Rio de Janeiro"], ["#", "#ada", "5\u00a0000"], ["x"]]
@@ -83,7 +80,7 @@ def test_comments_are_not_words_and_tabs_alone_divide_columns(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("tag", ["PER-B", "B_PER", "b-per", "_"])
-def test_a_tag_of_no_scheme_is_rejected_with_its_line(tmp_path: Path, tag: str) -> None:
+def test_the_error_for_a_tag_of_no_scheme_names_its_line(tmp_path: Path, tag: str) -> None:
     """Labels without a prefix are accepted if no tag has one."""
     file = write_conll(tmp_path / "a.conll", f"B-PER I-PER O O {tag} {tag}")
     with pytest.raises(CorpusError, match=f"line 7: Tag {tag!r} is not in any .*\\(2 words have"):
@@ -92,22 +89,20 @@ def test_a_tag_of_no_scheme_is_rejected_with_its_line(tmp_path: Path, tag: str) 
     assert [entity.label for entity in read_tagged([plain])[0].entities] == ["PER", "street-art"]
 
 
-def test_offsets_are_checked_with_the_text_of_their_entity(tmp_path: Path, capsys: Capture) -> None:
-    """JavaScript's offsets count UTF-16; they are rejected if no text locates them."""
+def test_offsets_are_corrected_by_the_text_of_their_entity(tmp_path: Path, capsys: Capture) -> None:
+    """JavaScript's offsets count UTF-16. Without a text that corrects them, they are rejected."""
     text = "👍🏽 Ada met Ada in Rio, 👍🏽 said Ada"
 
-    def entity(part: str, start: int, **more: Any) -> dict[str, Any]:
+    def entity(name: str, start: int, **fields: Any) -> dict[str, Any]:
         offset = len(text[:start].encode("utf-16-le")) // 2
-        return {"start": offset, "end": offset + len(part), "label": "X", **more}
+        return {"start": offset, "end": offset + len(name), "label": "X", **fields}
 
     starts = [text.index("Ada met"), text.index("Ada in"), text.index("Rio")]
-    parts = list(zip(["Ada", "Ada", "Rio"], starts, strict=True))
-    rows = [entity(part, start, text=part) for part, start in parts]
+    entities = list(zip(starts, ["Ada", "Ada", "Rio"], strict=True))
+    rows = [entity(name, start, text=name) for start, name in entities]
     file = write_jsonl(tmp_path / "a.jsonl", {"text": text, "entities": rows})
     [tagged] = read_tagged([file])
-    assert [(start, text[start:end]) for start, end, _ in tagged.entities] == [
-        (start, part) for part, start in parts
-    ]
+    assert [(start, text[start:end]) for start, end, _ in tagged.entities] == entities
     assert f"not at their offsets (corrected): {file}, line 1" in capsys.readouterr().out
     for row, message in (
         (entity("Rio", starts[2]), "inside a word, .* UTF-16"),
@@ -121,37 +116,30 @@ def test_offsets_are_checked_with_the_text_of_their_entity(tmp_path: Path, capsy
 def test_tags_that_break_the_scheme_and_overlaps_are_reported(
     tmp_path: Path, capsys: Capture
 ) -> None:
-    """An entity may begin where another ends; white space around an entity is not part of it."""
+    """Adjacent entities do not overlap. White space around an entity is removed."""
     file = write_conll(tmp_path / "a.conll", "B-PER O I-PER O B-LOC O")
     assert read_tagged([file])[0].entities[1] == Entity(9, 13, "PER")
-    assert (
-        f"1 tags that break their scheme (used unchanged): {file}, line 5"
-        in capsys.readouterr().out
-    )
+    line = f"1 tags that break their scheme (used unchanged): {file}, line 5"
+    assert line in capsys.readouterr().out
     spans = [SPANS[1], {"start": 4, "end": 8, "label": "LOC"}, SPANS[0]]
     spans += [{"start": 8, "end": 14, "label": "VERB"}]
     file = write_jsonl(tmp_path / "b.jsonl", {"text": TEXT, "entities": spans})
     assert read_tagged([file])[0].entities == (ENTITIES[0], Entity(9, 13, "VERB"), ENTITIES[1])
-    assert (
-        f"1 entities that overlap another entity (ignored): {file}, line 1\n"
-        in capsys.readouterr().out
-    )
+    line = f"1 entities that overlap another entity (ignored): {file}, line 1\n"
+    assert line in capsys.readouterr().out
 
 
-def test_a_words_first_token_has_its_tag_in_one_window(
+def test_the_first_token_of_a_word_has_its_tag_in_one_window(
     tokenizer: AlbertTokenizer, capsys: Capture
 ) -> None:
-    """Entities that do not begin and end with words get the words that begin in them."""
+    """An entity that splits words consists of the words that start in it."""
     entities = (Entity(1, 9, "PER"), Entity(18, 24, "LOC"), Entity(29, 31, "PER"))
     text = TaggedText(text=f"({TEXT}) " * 9, entities=entities, location="a, line 1")
     names = ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
-    examples = token_examples(
-        [text, TaggedText(text=" ", entities=())], tokenizer, names, length=40
-    )
-    assert (
-        "1 entities that do not begin and end with words (aligned with words): a, line 1"
-        in capsys.readouterr().out
-    )
+    blank = TaggedText(text=" ", entities=())
+    examples = token_examples([text, blank], tokenizer, names, length=40)
+    line = "1 entities that do not begin and end with words (aligned with words): a, line 1"
+    assert line in capsys.readouterr().out
     targets = [target for example in examples for target in example.target if target != IGNORED]
     assert len(examples) > 1
     assert sorted(target for target in targets if target) == [1, 3, 3, 4]
