@@ -1,4 +1,4 @@
-"""Options: flags and values, on a command line and from Python; and what commands need."""
+"""Options have the same values and limits on the command line and in Python."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from training.options.values import Count, Duration, Finite, Fraction, Positive,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Many(Options, title="many"):
-    """An option of each kind."""
+class AllOptions(Options, title="all options"):
+    """Options with one option of each kind."""
 
     files: tuple[Path, ...] = flag("files", MISSING)
     count: Count = flag("number of things", 3)
@@ -44,18 +44,14 @@ class Many(Options, title="many"):
     is_on: bool = flag("switch", default=False)
 
 
-def many(**values: Any) -> Many:
-    return Many(**{"files": "a", **values})
+def make_options(**values: Any) -> AllOptions:
+    return AllOptions(**{"files": "a", **values})
 
 
-def texts(**values: Any) -> LabelledTexts:
-    return LabelledTexts(**values)
-
-
-def parsed(*words: str) -> Many:
+def parse_options(*words: str) -> AllOptions:
     parser = argparse.ArgumentParser()
-    add_flags(parser, Many)
-    return read_flags(Many, parser.parse_args(["--files", "a", *words]))
+    add_flags(parser, AllOptions)
+    return read_flags(AllOptions, parser.parse_args(["--files", "a", *words]))
 
 
 @pytest.mark.parametrize(
@@ -70,31 +66,32 @@ def parsed(*words: str) -> Many:
         ("kind", ["new"], ["other"]),
     ],
 )
-def test_values_have_limits_on_both_ways(
+def test_values_have_the_same_limits_as_flags_and_in_python(
     name: str, allowed: list[Any], rejected: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for value in allowed:
-        given, read = many(**{name: value}), parsed(f"--{name}={value}")
-        assert given == read
-        assert getattr(given, name) == value
+        options = make_options(**{name: value})
+        assert options == parse_options(f"--{name}={value}")
+        assert getattr(options, name) == value
     for value in rejected:
         with pytest.raises(OptionError, match=re.escape(f"--{name}: {value!r} is not ")):
-            many(**{name: value})
+            make_options(**{name: value})
         with pytest.raises(SystemExit):
-            parsed(f"--{name}={value}")
+            parse_options(f"--{name}={value}")
         assert f"argument --{name}: " in capsys.readouterr().err
 
 
-def test_one_value_is_a_list_of_one_and_numbers_may_be_numpys() -> None:
-    config = many(sizes=2, count=np.int64(5), rate=1, time="1.5h")
+def test_python_values_are_converted_to_the_types_of_the_options() -> None:
+    """A single value becomes a tuple, and numbers of NumPy are allowed."""
+    config = make_options(sizes=2, count=np.int64(5), rate=1, time="1.5h")
     assert (config.files, config.sizes) == ((Path("a"),), (2,))
     assert (config.count, type(config.count), type(config.rate)) == (5, int, float)
-    assert config.time == parsed("--time", "5400s").time == 5400
-    assert many(files=["a", "b"], sizes=(n for n in (1, 2))).sizes == (1, 2)
-    assert parsed("--sizes", "1", "2", "--is-on") == many(sizes=[1, 2], is_on=True)
+    assert config.time == parse_options("--time", "5400s").time == 5400
+    assert make_options(files=["a", "b"], sizes=(n for n in (1, 2))).sizes == (1, 2)
+    assert parse_options("--sizes", "1", "2", "--is-on") == make_options(sizes=[1, 2], is_on=True)
     for changes in ({"sizes": (1, 0)}, {"is_on": "yes"}, {"count": None}):
         with pytest.raises(OptionError, match=f"^--{next(iter(changes)).replace('_', '-')}: "):
-            many(**changes)
+            make_options(**changes)
 
 
 @pytest.mark.parametrize(
@@ -108,22 +105,24 @@ def test_one_value_is_a_list_of_one_and_numbers_may_be_numpys() -> None:
         ({"head": "x"}, "--head x is a text classifier without data"),
     ],
 )
-def test_options_of_texts_go_together(values: dict[str, Any], message: str) -> None:
+def test_options_of_texts_that_do_not_fit_together_are_rejected(
+    values: dict[str, Any], message: str
+) -> None:
     with pytest.raises(RunError, match=message):
-        texts(**values)
+        LabelledTexts(**values)
 
 
-def test_a_task_is_downloaded_once_of_one_commit_or_another_that_is_named(
+def test_a_task_is_downloaded_once_from_the_default_or_a_named_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cola").mkdir()
     calls: list[tuple[str, HubModel]] = []
-    cached: list[Path | None] = [None]
+    cached: Path | None = None
 
     def find(source: HubModel, patterns: list[str]) -> Path | None:
         assert patterns[0] == "cola/train-*.parquet"
         calls.append(("find", source))
-        return cached[0]
+        return cached
 
     def load(source: HubModel, patterns: list[str]) -> Path:
         calls.append(("load", source))
@@ -134,15 +133,17 @@ def test_a_task_is_downloaded_once_of_one_commit_or_another_that_is_named(
     monkeypatch.setattr(labelled, "check_reachable", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     main = replace(GLUE, revision="main")
-    for data in (None, "nyu-mll/glue"):
-        assert texts(task="cola", data=data).task_folder == tmp_path / "cola"
-    assert texts(task="cola", data="nyu-mll/glue@main").task_folder == tmp_path / "cola"
+
+    def folder_of(data: Any) -> Path | None:
+        return LabelledTexts(task="cola", data=data).task_folder
+
+    for data in (None, "nyu-mll/glue", "nyu-mll/glue@main"):
+        assert folder_of(data) == tmp_path / "cola"
     assert calls == [("find", GLUE), ("load", GLUE)] * 2 + [("load", main)]
-    cached[0] = tmp_path
-    assert texts(task="cola").task_folder == tmp_path / "cola"
-    assert calls[-1] == ("find", GLUE)
-    assert texts(task="cola", data="cola").task_folder == Path("cola")  # a folder
-    assert len(calls) == 6
+    cached = tmp_path
+    assert folder_of(None) == tmp_path / "cola"
+    assert folder_of("cola") == Path("cola")
+    assert calls[5:] == [("find", GLUE)]
 
 
 @pytest.mark.parametrize(
@@ -154,27 +155,24 @@ def test_a_task_is_downloaded_once_of_one_commit_or_another_that_is_named(
         ({"steps": None}, "The run has no end. Set --steps, --budget or --recipe"),
     ],
 )
-def test_a_configuration_is_checked_however_it_is_made(
-    values: dict[str, Any], message: str
-) -> None:
+def test_impossible_configurations_are_rejected(values: dict[str, Any], message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         PretrainConfig(**{"output": "runs", "corpus": ["a.txt"], "steps": 1, **values})
 
 
 @pytest.mark.process
-def test_a_command_without_its_packages_is_one_line(tmp_path: Path) -> None:
-    """In a Python that has none of the packages of training."""
+def test_missing_packages_are_an_error_of_one_line(tmp_path: Path) -> None:
     venv.create(tmp_path)
     for program in ("training.commands.finetune", "export"):
         command = [str(tmp_path / "bin/python"), "-m", program]
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-        assert done.returncode == 1
-        (line,) = done.stderr.splitlines()
+        process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+        assert process.returncode == 1
+        (line,) = process.stderr.splitlines()
         assert line.startswith("error: filelock, ")
         assert ". For training and export, run pip install 'albert-serve[train]', or in a" in line
 
 
-def test_every_package_that_training_imports_is_checked() -> None:
+def test_all_packages_that_training_imports_are_checked() -> None:
     modules = [ast.parse(file.read_text()) for file in (REPOSITORY / "training").rglob("*.py")]
     names = {
         alias.name if isinstance(statement, ast.Import) else statement.module or ""

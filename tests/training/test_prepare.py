@@ -1,4 +1,4 @@
-"""A corpus is tokenised once, the same however it is done or stopped, and opened whole."""
+"""A corpus is tokenised once; workers and interruptions do not change the shards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.process
 
 
 def sentences(shards: Shards) -> list[list[list[int]]]:
-    """The ids of each sentence of each document."""
+    """Return the ids of each sentence of each document."""
     return [
         [
             part.tokens[begin:end].tolist()
@@ -45,7 +45,7 @@ def sentences(shards: Shards) -> list[list[list[int]]]:
     ]
 
 
-def test_tokens_are_those_of_the_text(shards: Shards, tokenizer: AlbertTokenizer) -> None:
+def test_shards_contain_the_tokens_of_the_text(shards: Shards, tokenizer: AlbertTokenizer) -> None:
     expected = [
         [tokenizer.encode_plain(text).ids for text in split_sentences(document)]
         for document in read_documents([WIKI])
@@ -55,7 +55,7 @@ def test_tokens_are_those_of_the_text(shards: Shards, tokenizer: AlbertTokenizer
     assert shards.parts[0].tokens.dtype == np.uint16
 
 
-def test_the_bytes_are_the_same_for_any_number_of_workers(
+def test_the_number_of_workers_does_not_change_the_shards(
     tokenizer_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenising, "_CHUNK_CHARACTERS", 1)
@@ -79,10 +79,10 @@ def test_ids_have_two_bytes_up_to_65536_pieces(
     assert part.tokens.tolist() == ids.tolist()
 
 
-def test_the_same_corpus_is_tokenised_once_and_another_rejected(
+def test_the_same_corpus_is_tokenised_once_and_another_is_rejected(
     tokenizer_file: Path, tmp_path: Path
 ) -> None:
-    """Names, sizes, ends, column and size of parts are compared; the middle of a file is not."""
+    """The names, sizes, and first and last MiB of files count, and the column and size of parts."""
     corpus, folder, gap = tmp_path / "corpus.txt", tmp_path / "shards", " " * ((1 << 20) - 7)
     text = f"One.\n {gap}\nTwo.\nThree.\n{gap}\nFour."  # 1 MiB before Two and after Three
     changes: list[tuple[str, str, dict[str, Any]]] = [
@@ -107,7 +107,7 @@ def test_the_same_corpus_is_tokenised_once_and_another_rejected(
     assert file_contents(folder) == before
 
 
-def test_the_tokenizer_is_compared(tokenizer_file: Path, tmp_path: Path) -> None:
+def test_shards_of_another_tokenizer_are_rejected(tokenizer_file: Path, tmp_path: Path) -> None:
     corpus, folder, copy = (tmp_path / name for name in ("a.txt", "shards", "tokenizer.json"))
     corpus.write_text("One sentence.")
     prepare([corpus], tokenizer_file, folder)
@@ -121,7 +121,7 @@ def test_the_tokenizer_is_compared(tokenizer_file: Path, tmp_path: Path) -> None
 PREPARE: Final = "training.commands.prepare"
 
 
-def test_killed_before_any_change_it_goes_on_to_the_same_bytes(
+def test_preparation_killed_before_any_file_change_resumes_to_the_same_shards(
     tmp_path: Path, tokenizer_file: Path
 ) -> None:
     corpus, expected = tmp_path / "a.txt", tmp_path / "expected"
@@ -130,10 +130,9 @@ def test_killed_before_any_change_it_goes_on_to_the_same_bytes(
     options = ["--corpus", str(corpus), "--tokenizer", str(tokenizer_file.parent), "--workers", "1"]
     for number in count(1):
         folder = tmp_path / str(number)
-        dies = partial(
-            all_of, partial(prepare_parts, 600), partial(die_before_change, number, folder)
-        )
-        ended = run_in_process(options, folder, fate=dies, program=PREPARE)
+        kill = partial(die_before_change, number, folder)
+        fate = partial(all_of, partial(prepare_parts, 600), kill)
+        ended = run_in_process(options, folder, fate=fate, program=PREPARE)
         assert ended.status in (0, -signal.SIGKILL), ended.err
         if (folder / "shards.json").is_file():
             assert file_contents(folder) == file_contents(expected), number
@@ -148,7 +147,7 @@ def test_killed_before_any_change_it_goes_on_to_the_same_bytes(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_stopped_with_its_workers_at_work_it_goes_on(
+def test_preparation_stopped_while_its_workers_run_resumes(
     tokenizer_file: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     folder, corpus = tmp_path / "shards", tmp_path / "corpus.jsonl"
@@ -166,28 +165,33 @@ def test_stopped_with_its_workers_at_work_it_goes_on(
         assert (ended.status, ended.err) == (130, "\nStopped. Repeat the command to resume.\n")
     with pytest.raises(ShardError, match=r"is incomplete\. Repeat the command"):
         Shards.open(folder)
-    first = folder / "part-00000" / "tokens.npy"
-    written = first.stat().st_mtime_ns
+    first_part = folder / "part-00000" / "tokens.npy"
+    modification_time = first_part.stat().st_mtime_ns
     prepare([corpus], tokenizer_file, folder, part_bytes=SMALL_PART)
-    prepare([corpus], tokenizer_file, tmp_path / "whole", part_bytes=SMALL_PART)
-    assert file_contents(folder) == file_contents(tmp_path / "whole")
-    assert first.stat().st_mtime_ns == written
+    prepare([corpus], tokenizer_file, tmp_path / "expected", part_bytes=SMALL_PART)
+    assert file_contents(folder) == file_contents(tmp_path / "expected")
+    assert first_part.stat().st_mtime_ns == modification_time
 
 
-def test_a_full_disk_keeps_the_whole_parts(tmp_path: Path, tokenizer_file: Path) -> None:
+def test_complete_parts_remain_after_the_disk_was_full(
+    tmp_path: Path, tokenizer_file: Path
+) -> None:
     corpus, folder, expected = tmp_path / "a.txt", tmp_path / "shards", tmp_path / "expected"
     corpus.write_text("It rained. " * 20 + "\n\n" + "It snowed. " * 5000)
-    args = [corpus], tokenizer_file
+    arguments = [corpus], tokenizer_file
     message = rf"{folder} cannot be written: .*\. 1 complete parts are saved\. Fix the problem"
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     try:
         with pytest.raises(ShardError, match=message):
-            prepare(*args, folder, part_bytes=600)
+            prepare(*arguments, folder, part_bytes=600)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     with pytest.raises(ShardError, match="is incomplete"):
         Shards.open(folder)
-    prepare(*args, folder, part_bytes=600)
-    prepare(*args, expected, part_bytes=600)
+    first_part = folder / "part-00000" / "tokens.npy"
+    modification_time = first_part.stat().st_mtime_ns
+    prepare(*arguments, folder, part_bytes=600)
+    assert first_part.stat().st_mtime_ns == modification_time
+    prepare(*arguments, expected, part_bytes=600)
     assert file_contents(folder) == file_contents(expected)

@@ -1,4 +1,4 @@
-"""The recipes are the papers'; a run learns, and one that was stopped ends as one that was not."""
+"""Recipes have the values of the papers; a run of pretraining learns and writes a checkpoint."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ run = partial(run_command, main)
 PAPER, SMALL = RECIPES["paper"], RECIPES["small"]
 
 
-def test_the_paper_s_numbers() -> None:
-    """Lan et al. 2019, and the defaults of google-research/ALBERT where the paper has none."""
+def test_the_paper_recipe_has_the_values_of_the_paper() -> None:
+    """If Lan et al. 2019 do not state a value, it is the default of google-research/ALBERT."""
     expected = {
         "length": 512,  # section 4.1: the maximum input length
         "batch_size": 4096,  # section 4.1
         "num_steps": 125_000,  # section 4.1
         "optimizer": "lamb",  # section 4.1
         "lr": 0.00176,  # section 4.1
-        "pooled_factor": 1.0,  # one rate for all
+        "pooled_factor": 1.0,  # one learning rate for all weights
         "weight_decay": 0.01,  # optimization.py, create_optimizer
         "schedule": "linear",  # optimization.py, polynomial decay of power 1 to 0
         "warmup": 3125 / 125_000,  # run_pretraining.py, num_warmup_steps
@@ -57,58 +57,52 @@ def test_the_paper_s_numbers() -> None:
         "short_rate": 0.1,  # section 4.1: 10 % of the inputs are shorter
         "clip_norm": 1.0,  # optimization.py
         "start": "random",  # modeling.py: truncated normal of 0.02
-        "dropout": "v1",  # Table 1's models; section 4.8 takes it away later
-        "order_share": 0.0,  # sentence order is trained in the masked rows
+        "dropout": "v1",  # the models of Table 1; section 4.8 removes it
+        "order_share": 0.0,  # masked rows also train sentence order
     }
     assert {name: getattr(PAPER, name) for name in expected} == expected
     assert NgramMasking(word_starts=np.zeros(1, bool)).max_words == 3  # section 4.1
-    # The rate decays from step 0 on, so it is at most 0.975 of the peak (optimization.py).
+    # The decay starts at step 0, so the rate is at most 0.975 of the peak (optimization.py).
     rates = [PAPER.rate_schedule.factor(step / 125_000) for step in (0, 3124, 3125, 125_000)]
     assert rates == pytest.approx([0.0, 3124 / 3125, 0.975, 0.0])
 
 
-def test_dropout_of_the_released_models() -> None:
-    """v1 has it everywhere but in xxlarge, v2 nowhere (README of google-research/ALBERT)."""
+def test_dropout_is_that_of_the_released_models() -> None:
+    """v1 has dropout except in xxlarge; v2 does not (README of google-research/ALBERT)."""
     sizes = [preset(name) for name in ("base", "large", "xlarge", "xxlarge")]
-    assert [PAPER.dropout_of(each) for each in sizes] == [0.1, 0.1, 0.1, 0.0]
-    assert {replace(PAPER, dropout="v2").dropout_of(each) for each in sizes} == {0.0}
+    assert [PAPER.dropout_of(size) for size in sizes] == [0.1, 0.1, 0.1, 0.0]
+    assert {replace(PAPER, dropout="v2").dropout_of(size) for size in sizes} == {0.0}
 
 
-def test_the_small_recipe_s_numbers() -> None:
-    """As docs/pretraining.md and docs/decisions.md have them."""
+def test_the_small_recipe_has_its_documented_values() -> None:
+    """The documents are docs/pretraining.md and docs/decisions.md."""
     assert (SMALL.batch_size, SMALL.length, SMALL.num_steps) == (32, 128, None)
-    assert (SMALL.optimizer, SMALL.lr, SMALL.adamw_lr, SMALL.pooled_factor) == (
-        *("muon", 1e-3, 3e-3, 0.1),
-    )
+    assert (SMALL.optimizer, SMALL.pooled_factor) == ("muon", 0.1)
+    assert (SMALL.lr, SMALL.adamw_lr) == (1e-3, 3e-3)
     assert (SMALL.schedule, SMALL.warmup, SMALL.decay) == ("wsd", 0.03, 0.3)
     assert (SMALL.mask_rate, SMALL.sentence_weight, SMALL.weight_decay) == (0.2, 0.1, 0.01)
     assert (SMALL.start, SMALL.dropout, SMALL.short_rate) == ("local", "v2", 0.1)
 
 
-def make_config(vocab_dir: Path, **values: Any) -> PretrainConfig:
-    return PretrainConfig(
-        output=Path("unused"),
-        shards=Path("open"),
-        tokenizer=vocab_dir,
-        workers=0,
-        **{"device": "cpu", "steps": 32, **values},
-    )
+def make_config(**values: Any) -> PretrainConfig:
+    paths = dict.fromkeys(("output", "shards", "tokenizer"), Path("unused"))
+    return PretrainConfig(**{**paths, "device": "cpu", "steps": 32, **values})
 
 
-def test_options_change_a_recipe(tmp_path: Path) -> None:
-    """The rate of LAMB is scaled by the root of the batch (You et al. 2019, section 4)."""
+def test_options_change_a_recipe() -> None:
+    """The learning rate of LAMB scales with the root of the batch (You et al. 2019, section 4)."""
     for batch_size, lr in ((1024, 0.00088), (4096, 0.00176), (16384, 0.00352)):
-        assert make_config(tmp_path, batch_size=batch_size).changed(PAPER).lr == pytest.approx(lr)
-    assert make_config(tmp_path, batch_size=1024, lr=0.1).changed(PAPER).lr == 0.1
-    adamw = make_config(tmp_path, batch_size=1024, optimizer="adamw").changed(PAPER)
+        assert make_config(batch_size=batch_size).changed(PAPER).lr == pytest.approx(lr)
+    assert make_config(batch_size=1024, lr=0.1).changed(PAPER).lr == 0.1
+    adamw = make_config(batch_size=1024, optimizer="adamw").changed(PAPER)
     assert adamw == replace(PAPER, batch_size=1024, optimizer="adamw")
-    assert make_config(tmp_path, batch_size=64).changed(SMALL) == replace(SMALL, batch_size=64)
-    paired = make_config(tmp_path, order_share=0.5).changed(SMALL)
+    assert make_config(batch_size=64).changed(SMALL) == replace(SMALL, batch_size=64)
+    paired = make_config(order_share=0.5).changed(SMALL)
     assert paired == replace(SMALL, order_share=0.5, sentence_task="none", sentence_weight=1.0)
-    weighted = make_config(tmp_path, order_share=0.5, sentence_weight=0.3).changed(SMALL)
+    weighted = make_config(order_share=0.5, sentence_weight=0.3).changed(SMALL)
     assert weighted.sentence_weight == 0.3
-    ends = ({"steps": 7}, {"steps": None, "recipe": "paper"}, {"steps": None, "budget": 60.0})
-    configs = [make_config(tmp_path, **end) for end in ends]
+    limits = ({"steps": 7}, {"steps": None, "recipe": "paper"}, {"steps": None, "budget": 60.0})
+    configs = [make_config(**limit) for limit in limits]
     assert [num_steps(config, PAPER) for config in configs] == [7, 125_000, None]
 
 
@@ -125,7 +119,7 @@ def test_the_loss_falls_below_the_unigram_entropy(pretrained: Path) -> None:
     assert 0 < metrics[-1]["lr_factor"] < 0.3
 
 
-def test_the_checkpoint_is_one_of_transformers_with_its_provenance(pretrained: Path) -> None:
+def test_the_checkpoint_loads_in_transformers_and_records_its_stage(pretrained: Path) -> None:
     folder = pretrained / "checkpoint"
     model = hf_load("AlbertForPreTraining", folder)
     inputs = transformers.AutoTokenizer.from_pretrained(folder)("The school", return_tensors="pt")
@@ -139,8 +133,10 @@ def test_the_checkpoint_is_one_of_transformers_with_its_provenance(pretrained: P
     assert str(REPOSITORY) not in json.dumps(stage)
 
 
-def test_order_is_learned_beside_masked_tokens(pretrain_options: list[str], tmp_path: Path) -> None:
-    """Half of the steps are on pairs; an easy corpus: its sentences follow each other alike."""
+def test_a_run_learns_sentence_order_next_to_masked_tokens(
+    pretrain_options: list[str], tmp_path: Path
+) -> None:
+    """Half of the steps train pairs. The sentences of the corpus always have the same order."""
     share = ("--order-share", "0.5", "--order-length", "64", "--order-batch-size", "8")
     assert run(pretrain_options, tmp_path, *share, "--steps", "160") == 0
     metrics = read_metrics(tmp_path)
@@ -155,7 +151,7 @@ def test_order_is_learned_beside_masked_tokens(pretrain_options: list[str], tmp_
     assert (stage["settings"]["order_share"], stage["settings"]["sentence_task"]) == (0.5, "none")
 
 
-def test_a_run_begins_with_the_weights_of_a_checkpoint_whose_config_has_more_layers(
+def test_a_run_starts_from_a_checkpoint_with_more_layers_of_shared_weights(
     tiny: Path, tiny_options: list[str], tmp_path: Path
 ) -> None:
     shutil.copytree(tiny / "checkpoint", tmp_path / "deep")
@@ -173,40 +169,40 @@ def test_a_run_begins_with_the_weights_of_a_checkpoint_whose_config_has_more_lay
 
 
 @pytest.mark.extended
-def test_held_out_text_as_files_or_as_shards_changes_no_weight(
+def test_validation_on_files_or_shards_does_not_change_the_weights(
     pretrained: Path, pretrain_options: list[str], easy_corpus: Path, tmp_path: Path
 ) -> None:
     name, runs = "validation/fill-mask/loss", []
-    for folder, text in (("files", easy_corpus), ("shards", pretrained / "shards")):
-        more = ("--validation", str(text), "--validate-every", "40")
-        assert run(pretrain_options, tmp_path / folder, *more) == 0
+    for folder, held_out in (("files", easy_corpus), ("shards", pretrained / "shards")):
+        validation = ("--validation", str(held_out), "--validate-every", "40")
+        assert run(pretrain_options, tmp_path / folder, *validation) == 0
         assert same_weights(tmp_path / folder, pretrained)
-        validations = [line for line in read_metrics(tmp_path / folder) if name in line]
-        runs.append([{**line, "elapsed_s": 0} for line in validations])
+        lines = [line for line in read_metrics(tmp_path / folder) if name in line]
+        runs.append([{**line, "elapsed_s": 0} for line in lines])
     assert runs[0] == runs[1]
     assert [line["step"] for line in runs[0]] == [40, 80]
     assert runs[0][1][name] < runs[0][0][name]
 
 
-def test_another_run_s_folder_is_rejected_and_unchanged(
+def test_the_folder_of_another_run_is_rejected_and_unchanged(
     pretrained: Path, pretrain_options: list[str], capsys: Capture
 ) -> None:
-    before = {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")}
+    times = {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")}
     assert run(pretrain_options, pretrained, "--batch-size", "8") == 1
     message = f"error: {pretrained} contains a run with batch_size 16, not 8"
     assert message in capsys.readouterr().err
-    assert {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")} == before
+    assert {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")} == times
 
 
-def test_impossible_options_are_one_line_and_no_run(
+def test_impossible_options_print_one_line_and_start_no_run(
     pretrained: Path, pretrain_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
-    start = f"--initialize-from {pretrained / 'checkpoint'}"
+    initialize = f"--initialize-from {pretrained / 'checkpoint'}"
     for words, message in (
         ("--length 65", "--length 65 is not between 8 and the model's 64 positions"),
         ("--length 7", "--length 7 is not between 8"),
-        (f"{start} --hidden-size 64", "hidden_size 64 is not the size of"),
-        (f"{start} --preset base", "--preset cannot be combined with --init"),
+        (f"{initialize} --hidden-size 64", "hidden_size 64 is not the size of"),
+        (f"{initialize} --preset base", "--preset cannot be combined with --init"),
     ):
         assert run([*pretrain_options, *words.split()], tmp_path / "run") == 1
         assert message in refusal(capsys, tmp_path / "run")
