@@ -62,7 +62,7 @@ def download(model: HubModel, patterns: Sequence[str]) -> Path:
     """
     if model.repo_id not in _announced:
         _announced.add(model.repo_id)
-        sys.stderr.write(f"Downloading {model} from the Hub.\n")
+        sys.stderr.write(f"Looking for {model} on the Hugging Face Hub.\n")
     try:
         return _snapshot(model, patterns)
     except GatedRepoError as error:

@@ -88,7 +88,7 @@ class QuestionContext(Request):
 
 
 def _text_or_object(value: object) -> str:
-    return _TEXT if isinstance(value, str) else _OBJECT
+    return _OBJECT if isinstance(value, dict | TextInput) else _TEXT
 
 
 def _pair_or_sentences(value: object) -> str:
