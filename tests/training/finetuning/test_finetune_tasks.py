@@ -14,7 +14,15 @@ import pytest
 import transformers
 
 from albert_serve.tasks.token_classification.entities import OUTSIDE, Span, find_spans
-from tests.training.support import RACE, best_step, evaluated, run_command, validations, write
+from tests.training.support import (
+    RACE,
+    SQUAD,
+    best_step,
+    evaluated,
+    run_command,
+    validations,
+    write,
+)
 from training.commands import evaluate
 from training.commands.finetune import main
 from training.model.checkpoint import read_config
@@ -80,6 +88,20 @@ def test_evaluate_confirms_the_best_validation_of_multiple_choice(
     config = read_config(folder / "best")
     assert "AlbertForMultipleChoice" in config["architectures"]
     assert "id2label" not in config
+
+
+def test_evaluate_confirms_the_best_validation_of_question_answering(
+    start: list[str], tmp_path: Path
+) -> None:
+    data = ("--question-answering", str(SQUAD))
+    options = [*start, *data, "--validation", str(SQUAD), "--validate-every", "2"]
+    assert run(options, tmp_path / "f1") == 0
+    assert list(validations(tmp_path / "f1", "question-answering", "f1")) == [2, 4, 6]
+    check_evaluation(tmp_path / "f1", "question-answering", ["f1"], *data)
+    # The loss is of windows, not of the service's answers.
+    assert run([*options, "--metric", "loss"], tmp_path / "loss") == 0
+    losses = validations(tmp_path / "loss", "question-answering", "loss")
+    assert losses[best_step(tmp_path / "loss")] == min(losses.values())
 
 
 GLAD, SAD = ("good", "great", "beautiful", "first"), ("died", "lost", "war", "not")

@@ -104,7 +104,8 @@ def _read(
 
 def _columns_by_order(first: Sequence[str]) -> Sequence[str]:
     """Return the names of a file's columns from its first row, or () if that row is a header."""
-    if any(find_name(first, name) for name in (*SCORES, *chain.from_iterable(SIMILAR))):
+    names = {cell.strip().casefold() for cell in first}
+    if not names.isdisjoint((*SCORES, *chain.from_iterable(SIMILAR))):
         return ()
     if len(first) >= len(_STSB) - 2:
         return _STSB
