@@ -19,7 +19,7 @@ from albert_serve.cli import main
 from albert_serve.config import AlbertConfig
 from albert_serve.tasks import TaskSetup
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.albert_serve.support import ROOT, Answerer, Running, TorchEngine, served
+from tests.albert_serve.support import ROOT, Answerer, RunningService, TorchEngine, served
 from tests.export.exporting import export_bundle
 from training.data.corpus import read_documents
 from training.model.albert import ModelInputs
@@ -74,14 +74,14 @@ def int8_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="session")
-def service(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def service(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """A running service of the small bundle."""
     with served(bundle_dir, tmp_path_factory.mktemp("service")) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
-def client(service: Running) -> Iterator[httpx.Client]:
+def client(service: RunningService) -> Iterator[httpx.Client]:
     """An HTTP client of the running service."""
     with httpx.Client(base_url=service.url, timeout=30) as http:
         yield http
@@ -116,14 +116,14 @@ def token_bundle(token_checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="session")
 def token_service(
     token_bundle: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+) -> Iterator[RunningService]:
     """A running service of the bundle for token classification."""
     with served(token_bundle, tmp_path_factory.mktemp("token-service")) as started:
         yield started
 
 
 @pytest.fixture
-def service_of(request: pytest.FixtureRequest) -> Callable[[str], Running]:
+def service_of(request: pytest.FixtureRequest) -> Callable[[str], RunningService]:
     """A function that returns the running service of a task."""
     return lambda task: request.getfixturevalue(
         "token_service" if task == "token-classification" else "service"
@@ -131,7 +131,7 @@ def service_of(request: pytest.FixtureRequest) -> Callable[[str], Running]:
 
 
 @pytest.fixture
-def failure(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def error_of_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """A function that runs a command, which must fail, and returns its error of one line."""
 
     def run(*arguments: object) -> str:

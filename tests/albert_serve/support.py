@@ -50,7 +50,7 @@ ITEMS: Final[dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Running:
+class RunningService:
     """A service process and its URL."""
 
     process: subprocess.Popen[bytes]
@@ -91,7 +91,7 @@ def service_environment(bundle_dir: Path, home: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def local_http(bundle_dir: Path) -> Iterator[httpx.Client]:
+def local_client(bundle_dir: Path) -> Iterator[httpx.Client]:
     """Open an HTTP client of the service's routes in this process."""
     transport = LocalTransport(bundle_dir, RuntimeOptions(device="cpu", num_threads=1))
     with httpx.Client(transport=transport, base_url="http://local") as client:
@@ -104,7 +104,7 @@ def running_service(
     folder: Path,
     command: tuple[str, ...] = SERVE_COMMAND,
     python: str | Path = sys.executable,
-) -> Iterator[Running]:
+) -> Iterator[RunningService]:
     """Start `python -m COMMAND` in `folder`, wait until it is ready, and end it afterwards."""
     port = free_port()
     log_file = folder / "log.txt"
@@ -116,7 +116,7 @@ def running_service(
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-    running = Running(process=process, url=f"http://127.0.0.1:{port}", log_file=log_file)
+    running = RunningService(process=process, url=f"http://127.0.0.1:{port}", log_file=log_file)
     try:
         wait_until_ready(running)
         yield running
@@ -136,7 +136,7 @@ def served(
     folder: Path,
     command: tuple[str, ...] = SERVE_COMMAND,
     **settings: str,
-) -> Iterator[Running]:
+) -> Iterator[RunningService]:
     """Serve a bundle from a folder. The names of settings omit `ALBERT_SERVE_`."""
     variables = {f"ALBERT_SERVE_{name}": value for name, value in settings.items()}
     environment = service_environment(bundle_dir, folder / "home") | variables
@@ -145,7 +145,7 @@ def served(
 
 
 def wait_until(
-    is_true: Callable[[], bool], running: Running, timeout_s: float = START_TIMEOUT_S
+    is_true: Callable[[], bool], running: RunningService, timeout_s: float = START_TIMEOUT_S
 ) -> None:
     """Wait until a function returns true. After the timeout, fail with the log."""
     give_up_s = time.monotonic() + timeout_s
@@ -154,7 +154,7 @@ def wait_until(
         time.sleep(0.05)
 
 
-def wait_until_ready(running: Running) -> None:
+def wait_until_ready(running: RunningService) -> None:
     """Wait until the service is ready, or fail if it ends."""
 
     def is_ready() -> bool:
@@ -167,18 +167,18 @@ def wait_until_ready(running: Running) -> None:
     wait_until(is_ready, running)
 
 
-def wait_until_started(service: Running, num_workers: int) -> None:
+def wait_until_started(service: RunningService, num_workers: int) -> None:
     """Wait until all workers have started. The service is ready when the first has started."""
     wait_until(lambda: service.log.count("Completed async startup hook") >= num_workers, service)
 
 
-def wait_until_logged(running: Running, text: str) -> None:
+def wait_until_logged(running: RunningService, text: str) -> None:
     """Wait for a text in the log. The service logs a request after it has sent the reply."""
     wait_until(lambda: text in running.log, running, timeout_s=20)
 
 
 @contextlib.contextmanager
-def under_load(running: Running) -> Iterator[Counter[object]]:
+def constant_load(running: RunningService) -> Iterator[Counter[object]]:
     """Send requests from several threads. Yields the number of replies by status or error."""
     counts: Counter[object] = Counter()
     is_over = threading.Event()
@@ -203,7 +203,7 @@ def under_load(running: Running) -> Iterator[Counter[object]]:
             caller.join()
 
 
-def workers_of(running: Running) -> list[int]:
+def worker_pids(running: RunningService) -> list[int]:
     """Read the process ids of the workers from /proc."""
     children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children")
     return [

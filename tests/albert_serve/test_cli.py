@@ -50,12 +50,12 @@ def test_info_describes_a_bundle(bundle_dir: Path, capsys: pytest.CaptureFixture
 def test_an_error_is_printed_in_one_line_with_exit_status_1(
     arguments: list[str],
     message: str,
-    failure: Callable[..., str],
+    error_of_command: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert message in failure(*arguments)
+    assert message in error_of_command(*arguments)
 
 
 @pytest.mark.parametrize("arguments", [[], ["sing"], ["serve", "--device", "tpu"]])
@@ -70,13 +70,16 @@ def test_wrong_usage_is_printed_in_one_line_with_exit_status_2(
 
 
 def test_a_port_in_use_is_an_error_before_the_service_starts(
-    bundle_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Callable[..., str]
+    bundle_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error_of_command: Callable[..., str],
 ) -> None:
     monkeypatch.setenv("BENTOML_HOME", str(tmp_path))
     monkeypatch.setattr(os, "execvpe", lambda *_: pytest.fail("the service was started"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        line = failure("serve", "--bundle", bundle_dir, "--port", port)
+        line = error_of_command("serve", "--bundle", bundle_dir, "--port", port)
     assert line.startswith(f"Cannot listen on port {port} of 127.0.0.1: [Errno 98] Address")
 
 
@@ -94,11 +97,11 @@ def test_a_missing_extra_is_an_error_with_the_command_that_installs_it() -> None
 
 
 def test_control_characters_in_an_error_are_escaped(
-    tmp_path: Path, failure: Callable[..., str]
+    tmp_path: Path, error_of_command: Callable[..., str]
 ) -> None:
     table = tmp_path / "in.csv"
     table.write_text("a\x1b[2J\x9b\N{RIGHT-TO-LEFT OVERRIDE}b,é\n1,2\n", encoding="utf-8")
-    line = failure("score", "--task", "text-classification", table, tmp_path / "out.csv")
+    line = error_of_command("score", "--task", "text-classification", table, tmp_path / "out.csv")
     assert r"it has a\x1b[2J\x9b\u202eb, é." in line
 
 

@@ -76,7 +76,7 @@ def pretrain_options(easy_corpus: Path, vocab_dir: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def pretrained(pretrain_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pretrained_run(pretrain_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an uninterrupted run with `pretrain_options`. Copy it before changing it."""
     folder = tmp_path_factory.mktemp("pretrained") / "run"
     assert pretrain.main([*pretrain_options, "--output", str(folder)]) == 0
@@ -84,7 +84,7 @@ def pretrained(pretrain_options: list[str], tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="session")
-def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def labelled_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of forty short texts with label 1 if the text is positive, else 0."""
     words = {1: ("good", "beautiful", "great", "first"), 0: ("war", "died", "not", "lost")}
     things = ("the game", "a city", "his music", "her work", "their school")
@@ -95,24 +95,24 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def start(pretrained: Path) -> list[str]:
+def short_finetune_options(pretrained_run: Path) -> list[str]:
     """Options of a finetuning run of six steps, without its data and folder.
 
     If an option is repeated, the last one applies.
     """
     return [
-        *("--initialize-from", str(pretrained / "checkpoint"), "--length", "64"),
+        *("--initialize-from", str(pretrained_run / "checkpoint"), "--length", "64"),
         *("--batch-size", "4", "--steps", "6", "--lr", "1e-2", "--adamw-lr", "1e-2"),
         *("--precision", "fp32", "--device", "cpu", "--report-every", "2"),
     ]
 
 
 @pytest.fixture(scope="session")
-def finetune_options(pretrained: Path, easy_corpus: Path, labelled: Path) -> list[str]:
+def finetune_options(pretrained_run: Path, easy_corpus: Path, labelled_texts: Path) -> list[str]:
     """Options of a finetuning run of 40 steps on three task streams, without its folder."""
     return [
-        *("--initialize-from", str(pretrained / "checkpoint"), "--steps", "40"),
-        *("--text-classification", str(labelled), "--labels", "negative", "positive"),
+        *("--initialize-from", str(pretrained_run / "checkpoint"), "--steps", "40"),
+        *("--text-classification", str(labelled_texts), "--labels", "negative", "positive"),
         *("--question-answering", str(SQUAD), "--pretraining", str(easy_corpus)),
         *("--length", "64", "--batch-size", "24", "4", "4"),
         *("--optimizer", "muon", "--lr", "5e-3", "--adamw-lr", "1e-2", "--report-every", "10"),
@@ -121,7 +121,7 @@ def finetune_options(pretrained: Path, easy_corpus: Path, labelled: Path) -> lis
 
 
 @pytest.fixture(scope="session")
-def finetuned(finetune_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finetuned_run(finetune_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an uninterrupted run with `finetune_options`. Copy it before changing it."""
     folder = tmp_path_factory.mktemp("finetuned") / "run"
     assert finetune.main([*finetune_options, "--output", str(folder)]) == 0
@@ -151,7 +151,7 @@ def tiny_options(
 
 
 @pytest.fixture(scope="session")
-def tiny(tiny_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_run(tiny_options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an uninterrupted run with `tiny_options`. Copy it before changing it."""
     folder = tmp_path_factory.mktemp("tiny") / "run"
     assert run_in_process(tiny_options, folder).status == 0

@@ -35,7 +35,7 @@ from tqdm import tqdm
 from training.data.preparation import prepare
 from training.loop.step import Run, StepResult
 
-Fate: TypeAlias = Callable[[], None]
+Hook: TypeAlias = Callable[[], None]
 
 _CONTEXT: Final = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -58,7 +58,7 @@ _CHANGE_EVENTS: Final = frozenset({"os.rename", "os.remove", "os.rmdir", "os.mkd
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class FinishedProcess:
     """A process that has ended.
 
     Attributes:
@@ -71,14 +71,14 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Started:
+class RunningProcess:
     """A running process, and the files of its output."""
 
     process: ForkServerProcess
     out: Path
     err: Path
 
-    def wait(self) -> Ended:
+    def wait(self) -> FinishedProcess:
         self.process.join(_TIMEOUT_S)
         status = self.process.exitcode
         if status is None:
@@ -86,7 +86,7 @@ class Started:
             self.process.join()
         assert status is not None, f"timeout: {self.err.read_text()}"
         self.process.close()
-        return Ended(status=status, out=self.out.read_text(), err=self.err.read_text())
+        return FinishedProcess(status=status, out=self.out.read_text(), err=self.err.read_text())
 
     def wait_for(self, file: Path) -> None:
         """Wait until the process has created a file."""
@@ -105,10 +105,10 @@ def start(
     options: Sequence[str],
     folder: Path,
     *extra_options: str,
-    fate: Fate | None = None,
+    fate: Hook | None = None,
     program: str = "training.commands.pretrain",
     environment: Mapping[str, str] | None = None,
-) -> Started:
+) -> RunningProcess:
     """Start a command with an output folder. Files next to that folder receive its output."""
     out, err = (
         folder.with_name(f"{folder.name}.{next(_FILE_NUMBERS)}.{kind}") for kind in ("out", "err")
@@ -119,24 +119,24 @@ def start(
         target=_run, args=(program, arguments, out, err, dict(environment or {}), fate)
     )
     process.start()
-    return Started(process=process, out=out, err=err)
+    return RunningProcess(process=process, out=out, err=err)
 
 
 def run_in_process(
     options: Sequence[str], folder: Path, *extra_options: str, **arguments: Any
-) -> Ended:
+) -> FinishedProcess:
     """Start a command, and wait for its end."""
     return start(options, folder, *extra_options, **arguments).wait()
 
 
-def run_world(
+def run_processes(
     options: Sequence[str],
     folder: Path,
     *extra_options: str,
     num_processes: int = 2,
-    fates: Mapping[int, Fate] | None = None,
+    fates: Mapping[int, Hook] | None = None,
     program: str = "training.commands.pretrain",
-) -> list[Ended]:
+) -> list[FinishedProcess]:
     """Run a command in several processes that train together, as torchrun starts them.
 
     Args:
@@ -162,7 +162,7 @@ def run_world(
     return [process.wait() for process in processes]
 
 
-def check_ended(ended: Sequence[Ended], status: int = 0) -> None:
+def check_ended(ended: Sequence[FinishedProcess], status: int = 0) -> None:
     """Check that all processes ended with a status, and that only the main process wrote output."""
     assert [process.status for process in ended] == [status] * len(ended), ended
     for process in ended[1:]:
@@ -239,7 +239,7 @@ def _run(
     out: Path,
     err: Path,
     environment: dict[str, str],
-    fate: Fate | None,
+    fate: Hook | None,
 ) -> None:
     os.environ.update(environment)
     for number, file in ((1, out), (2, err)):
@@ -255,12 +255,12 @@ def _run(
     sys.exit(import_module(program).main(arguments))
 
 
-def all_of(*fates: Fate) -> None:
+def run_all(*fates: Hook) -> None:
     for fate in fates:
         fate()
 
 
-def before_step(number: int, action: Fate) -> None:
+def before_step(number: int, action: Hook) -> None:
     """Perform an action before the n-th step, counted from 1."""
 
     def step(run: Run, done: float) -> StepResult:
@@ -272,7 +272,7 @@ def before_step(number: int, action: Fate) -> None:
     patch.object(Run, "step", step).start()
 
 
-def prepare_parts(num_bytes: int) -> None:
+def set_part_bytes(num_bytes: int) -> None:
     """Prepare corpora in parts of this number of bytes."""
     (prepare.__kwdefaults__ or {})["part_bytes"] = num_bytes
 
@@ -282,7 +282,7 @@ def raise_signals(*numbers: int) -> None:
         os.kill(os.getpid(), number)
 
 
-def die() -> None:
+def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -306,7 +306,7 @@ def die_before_change(number: int, folder: Path) -> None:
 
     def audit(event: str, details: tuple[Any, ...]) -> None:
         if _changes(event, details, str(folder)) and next(changes) == number:
-            die()
+            kill_self()
 
     patch.object(os, "fsync", audited_sync).start()
     sys.addaudithook(audit)
@@ -331,7 +331,7 @@ def limit_file_size(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
 
-def lead_a_group() -> None:
+def start_process_group() -> None:
     """Start a process group, which can receive signals as a whole."""
     with suppress(PermissionError):
         os.setsid()

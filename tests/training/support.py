@@ -114,7 +114,7 @@ def hf_model(config: AlbertConfig, class_name: str, seed: int = 1) -> Any:
     return model.eval()
 
 
-def copies(config: AlbertConfig, class_name: str) -> tuple[AlbertForTasks, Any]:
+def our_and_hf_models(config: AlbertConfig, class_name: str) -> tuple[AlbertForTasks, Any]:
     """Build our model and the same model of `transformers`, with equal weights in float64."""
     our_copy = our_model(config, HF_CLASSES[class_name]).double()
     hf_copy = hf_model(config, class_name).double()
@@ -210,7 +210,7 @@ def run_command(
     return main([*options, "--output", str(folder), *extra_options])
 
 
-def refusal(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
+def startup_error(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
     """Return the error output of a command, after checking that it did not start a run."""
     error = capsys.readouterr().err
     assert error.splitlines()[-1].startswith("error: ")
@@ -232,13 +232,13 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in lines]
 
 
-def validations(folder: Path, task: Task, metric: str) -> dict[int, float]:
+def read_validations(folder: Path, task: Task, metric: str) -> dict[int, float]:
     """Read a metric of each validation of a run, by step."""
     name = f"validation/{task}/{metric}"
     return {int(line["step"]): line[name] for line in read_metrics(folder) if name in line}
 
 
-def evaluated(checkpoint: Path, *options: str) -> dict[str, Any]:
+def evaluate_checkpoint(checkpoint: Path, *options: str) -> dict[str, Any]:
     """Run `albert-serve evaluate`, and return the metrics that it writes into the checkpoint."""
     assert evaluate.main([str(checkpoint), *options]) == 0
     metrics: dict[str, Any] = json.loads((checkpoint / "evaluation.json").read_text())
@@ -281,7 +281,7 @@ def same_weights(first_run: Path, second_run: Path) -> bool:
     for state in states:
         del state["elapsed_s"], state["validated_step"]
         state.get("selection", {}).pop("measured", None)
-    return files[0] == files[1] and equal(states[0], states[1])
+    return files[0] == files[1] and values_are_equal(states[0], states[1])
 
 
 def check_same(run: Path, expected_run: Path) -> None:
@@ -291,7 +291,7 @@ def check_same(run: Path, expected_run: Path) -> None:
     assert [line["step"] for line in metrics[0]] == [line["step"] for line in metrics[1]]
 
 
-def moved(folder: Path) -> float:
+def largest_weight_change(folder: Path) -> float:
     """Return the largest change of a weight in a run that kept its first checkpoint."""
     first, last = (
         read_weights(file)
@@ -302,14 +302,16 @@ def moved(folder: Path) -> float:
     )
 
 
-def equal(first: Any, second: Any) -> bool:
+def values_are_equal(first: Any, second: Any) -> bool:
     """Return whether nested values that contain tensors are equal."""
     if isinstance(first, Tensor):
         return torch.equal(first, second)
     if isinstance(first, dict):
-        return first.keys() == second.keys() and all(equal(first[k], second[k]) for k in first)
+        return first.keys() == second.keys() and all(
+            values_are_equal(first[k], second[k]) for k in first
+        )
     if isinstance(first, list | tuple):
-        return len(first) == len(second) and all(map(equal, first, second))
+        return len(first) == len(second) and all(map(values_are_equal, first, second))
     return bool(first == second)
 
 

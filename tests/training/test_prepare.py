@@ -15,12 +15,12 @@ import pytest
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.processes import (
-    all_of,
     die_before_change,
-    lead_a_group,
-    prepare_parts,
+    run_all,
     run_in_process,
+    set_part_bytes,
     start,
+    start_process_group,
 )
 from tests.training.support import SMALL_PART, WIKI, file_contents
 from training.data import tokenization as tokenising
@@ -131,7 +131,7 @@ def test_preparation_killed_before_any_file_change_resumes_to_the_same_shards(
     for number in count(1):
         folder = tmp_path / str(number)
         kill = partial(die_before_change, number, folder)
-        fate = partial(all_of, partial(prepare_parts, 600), kill)
+        fate = partial(run_all, partial(set_part_bytes, 600), kill)
         ended = run_in_process(options, folder, fate=fate, program=PREPARE)
         assert ended.status in (0, -signal.SIGKILL), ended.err
         if (folder / "shards.json").is_file():
@@ -153,7 +153,7 @@ def test_preparation_stopped_while_its_workers_run_resumes(
     folder, corpus = tmp_path / "shards", tmp_path / "corpus.jsonl"
     corpus.write_text(WIKI.read_text() * 20)
     options = ["--corpus", str(corpus), "--tokenizer", str(tokenizer_file.parent), "--workers", "2"]
-    fate = partial(all_of, lead_a_group, partial(prepare_parts, SMALL_PART))
+    fate = partial(run_all, start_process_group, partial(set_part_bytes, SMALL_PART))
     started = start(options, folder, fate=fate, program=PREPARE)
     started.wait_for(folder / "partial.json")
     if number is signal.SIGKILL:

@@ -19,9 +19,9 @@ from tests.training.support import (
     REPOSITORY,
     hf_load,
     read_metrics,
-    refusal,
     run_command,
     same_weights,
+    startup_error,
 )
 from training.commands.pretrain import PretrainConfig, main
 from training.data.masking import NgramMasking
@@ -106,9 +106,9 @@ def test_options_change_a_recipe() -> None:
     assert [num_steps(config, PAPER) for config in configs] == [7, 125_000, None]
 
 
-def test_the_loss_falls_below_the_unigram_entropy(pretrained: Path) -> None:
-    entropy = unigram_entropy(Shards.open(pretrained / "shards"), 800)
-    metrics = read_metrics(pretrained)
+def test_the_loss_falls_below_the_unigram_entropy(pretrained_run: Path) -> None:
+    entropy = unigram_entropy(Shards.open(pretrained_run / "shards"), 800)
+    metrics = read_metrics(pretrained_run)
     assert [line["step"] for line in metrics] == list(range(5, 81, 5))
     assert metrics[0]["fill-mask/loss"] > 0.9 * entropy
     assert sum(line["fill-mask/loss"] for line in metrics[-5:]) / 5 < 0.9 * entropy
@@ -119,8 +119,8 @@ def test_the_loss_falls_below_the_unigram_entropy(pretrained: Path) -> None:
     assert 0 < metrics[-1]["lr_factor"] < 0.3
 
 
-def test_the_checkpoint_loads_in_transformers_and_records_its_stage(pretrained: Path) -> None:
-    folder = pretrained / "checkpoint"
+def test_the_checkpoint_loads_in_transformers_and_records_its_stage(pretrained_run: Path) -> None:
+    folder = pretrained_run / "checkpoint"
     model = hf_load("AlbertForPreTraining", folder)
     inputs = transformers.AutoTokenizer.from_pretrained(folder)("The school", return_tensors="pt")
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_the_checkpoint_loads_in_transformers_and_records_its_stage(pretrained: 
     (stage,) = read_stages(folder)
     assert (stage["program"], stage["corpus"]) == ("albert-serve pretrain", ["easy.txt"])
     assert (stage["steps"], stage["settings"]["batch_size"]) == (80, 16)
-    assert stage["tokens"] == read_metrics(pretrained)[-1]["tokens"]
+    assert stage["tokens"] == read_metrics(pretrained_run)[-1]["tokens"]
     assert str(REPOSITORY) not in json.dumps(stage)
 
 
@@ -152,15 +152,15 @@ def test_a_run_learns_sentence_order_next_to_masked_tokens(
 
 
 def test_a_run_starts_from_a_checkpoint_with_more_layers_of_shared_weights(
-    tiny: Path, tiny_options: list[str], tmp_path: Path
+    tiny_run: Path, tiny_options: list[str], tmp_path: Path
 ) -> None:
-    shutil.copytree(tiny / "checkpoint", tmp_path / "deep")
+    shutil.copytree(tiny_run / "checkpoint", tmp_path / "deep")
     config = json.loads((tmp_path / "deep" / "config.json").read_text())
     (tmp_path / "deep" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 6}))
     options = [*tiny_options, "--initialize-from", str(tmp_path / "deep"), "--layers", "6"]
     assert run(options, tmp_path / "run", "--keep", "9") == 0
     first, last = (tmp_path / "run" / "checkpoints" / f"step-0000000{step}" for step in (0, 8))
-    weights = read_weights(tiny / "checkpoint")
+    weights = read_weights(tiny_run / "checkpoint")
     for name, tensor in read_weights(first).items():
         assert tensor.equal(weights[name]), name
     assert load_checkpoint(last).config.num_layers == 6
@@ -170,13 +170,13 @@ def test_a_run_starts_from_a_checkpoint_with_more_layers_of_shared_weights(
 
 @pytest.mark.extended
 def test_validation_on_files_or_shards_does_not_change_the_weights(
-    pretrained: Path, pretrain_options: list[str], easy_corpus: Path, tmp_path: Path
+    pretrained_run: Path, pretrain_options: list[str], easy_corpus: Path, tmp_path: Path
 ) -> None:
     name, runs = "validation/fill-mask/loss", []
-    for folder, held_out in (("files", easy_corpus), ("shards", pretrained / "shards")):
+    for folder, held_out in (("files", easy_corpus), ("shards", pretrained_run / "shards")):
         validation = ("--validation", str(held_out), "--validate-every", "40")
         assert run(pretrain_options, tmp_path / folder, *validation) == 0
-        assert same_weights(tmp_path / folder, pretrained)
+        assert same_weights(tmp_path / folder, pretrained_run)
         lines = [line for line in read_metrics(tmp_path / folder) if name in line]
         runs.append([{**line, "elapsed_s": 0} for line in lines])
     assert runs[0] == runs[1]
@@ -185,19 +185,19 @@ def test_validation_on_files_or_shards_does_not_change_the_weights(
 
 
 def test_the_folder_of_another_run_is_rejected_and_unchanged(
-    pretrained: Path, pretrain_options: list[str], capsys: Capture
+    pretrained_run: Path, pretrain_options: list[str], capsys: Capture
 ) -> None:
-    times = {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")}
-    assert run(pretrain_options, pretrained, "--batch-size", "8") == 1
-    message = f"error: {pretrained} contains a run with batch_size 16, not 8"
+    times = {file: file.stat().st_mtime_ns for file in pretrained_run.rglob("*")}
+    assert run(pretrain_options, pretrained_run, "--batch-size", "8") == 1
+    message = f"error: {pretrained_run} contains a run with batch_size 16, not 8"
     assert message in capsys.readouterr().err
-    assert {file: file.stat().st_mtime_ns for file in pretrained.rglob("*")} == times
+    assert {file: file.stat().st_mtime_ns for file in pretrained_run.rglob("*")} == times
 
 
 def test_impossible_options_print_one_line_and_start_no_run(
-    pretrained: Path, pretrain_options: list[str], tmp_path: Path, capsys: Capture
+    pretrained_run: Path, pretrain_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
-    initialize = f"--initialize-from {pretrained / 'checkpoint'}"
+    initialize = f"--initialize-from {pretrained_run / 'checkpoint'}"
     for words, message in (
         ("--length 65", "--length 65 is not between 8 and the model's 64 positions"),
         ("--length 7", "--length 7 is not between 8"),
@@ -205,4 +205,4 @@ def test_impossible_options_print_one_line_and_start_no_run(
         (f"{initialize} --preset base", "--preset cannot be combined with --init"),
     ):
         assert run([*pretrain_options, *words.split()], tmp_path / "run") == 1
-        assert message in refusal(capsys, tmp_path / "run")
+        assert message in startup_error(capsys, tmp_path / "run")

@@ -19,11 +19,11 @@ from tests.albert_serve.client.support import (
     MakeService,
     answer_pairs,
 )
-from tests.albert_serve.support import Running
+from tests.albert_serve.support import RunningService
 
 
 @pytest.fixture(scope="module")
-def albert(service: Running) -> Iterator[AlbertClient]:
+def albert(service: RunningService) -> Iterator[AlbertClient]:
     """A client of the running service."""
     with AlbertClient(service.url) as client:
         yield client

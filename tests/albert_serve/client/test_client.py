@@ -21,12 +21,12 @@ from albert_serve.client import AlbertClient, AnswerStream, AsyncAlbertClient
 from albert_serve.errors import ConfigError, InvalidInputError, NoMaskError, TextTooLongError
 from scripts.unasync import generated
 from tests.albert_serve.client.support import CASES, MakeClient, assert_same, value_types
-from tests.albert_serve.support import ROOT, Running
+from tests.albert_serve.support import ROOT, RunningService
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_input_a_list_and_a_stream_get_the_same_answers(
-    name: str, make_client: MakeClient, service_of: Callable[[str], Running]
+    name: str, make_client: MakeClient, service_of: Callable[[str], RunningService]
 ) -> None:
     case = CASES[name]
     client = make_client(service_of(case.task).url)
@@ -74,7 +74,7 @@ def test_an_invalid_option_or_input_is_rejected_before_sending() -> None:
             client.stream("fill_mask", ["a [MASK]"])
 
 
-def test_an_async_client_works_on_one_event_loop_only(service: Running) -> None:
+def test_an_async_client_works_on_one_event_loop_only(service: RunningService) -> None:
     albert = AsyncAlbertClient(service.url)
 
     async def classify() -> Any:
@@ -124,7 +124,7 @@ def test_an_example_script_runs_on_a_local_model(
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
 def test_a_program_of_the_documents_runs(
-    program: str, service: Running, capsys: pytest.CaptureFixture[str]
+    program: str, service: RunningService, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exec(program.replace("http://127.0.0.1:3000", service.url), {})
     assert capsys.readouterr().out.strip()
@@ -134,7 +134,7 @@ MASKED = "The [MASK] run was scored in the first inning."
 TEXT = "An earned run is any run that was not enabled by a fielding error."
 
 
-def call_hf_client(service: Running, task: str, **arguments: Any) -> Any:
+def call_hf_client(service: RunningService, task: str, **arguments: Any) -> Any:
     """Call the method of a task of Hugging Face's client."""
     return getattr(InferenceClient(f"{service.url}/{task}"), task.replace("-", "_"))(**arguments)
 
@@ -159,7 +159,7 @@ def pipeline(checkpoint_dir: Path) -> Any:
     ],
 )
 def test_hugging_faces_client_gets_the_answers_of_transformers(
-    task: str, options: dict[str, Any], service: Running, pipeline: Any
+    task: str, options: dict[str, Any], service: RunningService, pipeline: Any
 ) -> None:
     text = MASKED if task == "fill-mask" else TEXT
     defaults = {} if task == "fill-mask" else {"top_k": None}
@@ -172,7 +172,7 @@ def test_hugging_faces_client_gets_the_answers_of_transformers(
 
 
 def test_hugging_faces_client_gets_answers_to_questions(
-    service: Running, albert: AlbertClient
+    service: RunningService, albert: AlbertClient
 ) -> None:
     item = {"question": "What is an earned run?", "context": " ".join([TEXT] * 8)}
     options: Any = {"doc_stride": 4, "max_answer_len": 5, "max_seq_len": 32, "top_k": 4}
@@ -185,7 +185,7 @@ def test_hugging_faces_client_gets_answers_to_questions(
 
 @pytest.mark.parametrize("normalize", [None, True])
 def test_hugging_faces_client_gets_one_array_of_embeddings(
-    service: Running, pipeline: Any, normalize: bool | None
+    service: RunningService, pipeline: Any, normalize: bool | None
 ) -> None:
     """The texts have different lengths."""
     texts = [TEXT, "It rained."]

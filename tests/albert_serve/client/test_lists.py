@@ -36,7 +36,7 @@ from tests.albert_serve.client.support import (
     pairs,
     reject_pair,
 )
-from tests.albert_serve.support import MAX_ITEMS, Running
+from tests.albert_serve.support import MAX_ITEMS, RunningService
 
 
 def replies(*numbers: int) -> httpx.Response:
@@ -158,7 +158,7 @@ def test_no_request_is_sent_after_a_failure(fake_service: MakeService) -> None:
 
 
 def test_a_running_service_answers_a_stream_of_many_rows(
-    make_client: MakeClient, service: Running
+    make_client: MakeClient, service: RunningService
 ) -> None:
     texts = [f"The {'e ' * (number % 40)}[MASK] was born." for number in range(5 * MAX_ITEMS)]
     texts[70] = "no mask"

@@ -31,7 +31,7 @@ from tests.albert_serve.client.support import (
     client_with_responses,
     error_response,
 )
-from tests.albert_serve.support import Running
+from tests.albert_serve.support import RunningService
 
 ORDER = httpx.Response(200, json={"in_order": 0.5})
 PAIR = {"text": "a", "text_pair": "b"}
@@ -170,7 +170,7 @@ def test_a_reply_in_gzip_is_decoded_only_up_to_the_limit(make_client: MakeClient
 STARTING = httpx.Response(503, json={"error": "the service is starting", "error_type": "not_ready"})
 
 
-def test_a_running_service_is_healthy_and_ready(service: Running) -> None:
+def test_a_running_service_is_healthy_and_ready(service: RunningService) -> None:
     with AlbertClient(service.url, model="tiny") as client:
         assert client.health() is True
         client.wait_until_ready()

@@ -11,7 +11,7 @@ import pytest
 
 from albert_serve.api.embeddings import OpenAIErrorReply
 from albert_serve.api.schemas import ErrorReply
-from tests.albert_serve.support import local_http
+from tests.albert_serve.support import local_client
 
 JSON = {"content-type": "application/json"}
 MASKED = "The [MASK] run was scored in the first inning."
@@ -28,7 +28,7 @@ VALID: dict[str, Any] = {
 @pytest.fixture(scope="session")
 def local(bundle_dir: Path) -> Iterator[httpx.Client]:
     """A client of the small model's routes in this process, with the default limits."""
-    with local_http(bundle_dir) as http:
+    with local_client(bundle_dir) as http:
         yield http
 
 

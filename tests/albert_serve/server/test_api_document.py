@@ -28,7 +28,7 @@ from albert_serve.api.zero_shot import ZERO_SHOT
 from albert_serve.server.openapi import EXAMPLES
 from albert_serve.server.paths import DEFAULT_PATHS, ENDPOINTS
 from albert_serve.tasks import TASKS
-from tests.albert_serve.support import Running, run_module, served
+from tests.albert_serve.support import RunningService, run_module, served
 
 CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
 KEY = "a-key-for-schemathesis"
@@ -43,7 +43,7 @@ def document(client: httpx.Client) -> dict[str, Any]:
 
 @pytest.mark.parametrize("endpoint", [name for name in EXAMPLES if name != ZERO_SHOT])
 def test_the_reply_to_each_example_fits_its_schema(
-    endpoint: str, service_of: Callable[[str], Running]
+    endpoint: str, service_of: Callable[[str], RunningService]
 ) -> None:
     url, path = service_of(ENDPOINTS[endpoint]).url, DEFAULT_PATHS[endpoint]
     document = httpx.get(f"{url}/docs.json", timeout=30).json()
@@ -84,7 +84,7 @@ def generate_client(document: dict[str, Any], folder: Path) -> None:
 
 def test_a_generated_python_client_calls_each_task_and_reads_errors(
     document: dict[str, Any],
-    service_of: Callable[[str], Running],
+    service_of: Callable[[str], RunningService],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -127,12 +127,14 @@ def test_a_service_with_keys_behaves_as_documented(bundle_dir: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_service_without_keys_behaves_as_documented(service: Running, tmp_path: Path) -> None:
+def test_a_service_without_keys_behaves_as_documented(
+    service: RunningService, tmp_path: Path
+) -> None:
     options = ["--phases", "examples,coverage,fuzzing", "--max-examples", "200"]
     run_schemathesis(service, tmp_path, *options)
 
 
-def run_schemathesis(running: Running, folder: Path, *options: str) -> None:
+def run_schemathesis(running: RunningService, folder: Path, *options: str) -> None:
     run = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIGURATION)),

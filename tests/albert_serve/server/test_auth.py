@@ -19,7 +19,7 @@ from albert_serve.errors import ConfigError
 from albert_serve.server.auth import AllowedHosts, ApiKeyMiddleware, read_keys
 from albert_serve.server.paths import RequestTarget, parse
 from tests.albert_serve.server.conftest import JSON, assert_envelope
-from tests.albert_serve.support import MAX_BODY_BYTES, Running, served, wait_until_logged
+from tests.albert_serve.support import MAX_BODY_BYTES, RunningService, served, wait_until_logged
 
 KEY = "first-key-0123456789"
 OTHER_KEY = "other-key-0123456789"
@@ -40,7 +40,7 @@ GUARDED = (
 
 
 @pytest.fixture(scope="module")
-def guarded(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def guarded(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     """A service with keys in a setting and in a file, and an origin that can call it."""
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "keys.txt").write_text(f"# for tests\n\n{FILE_KEY}\n")
@@ -52,7 +52,7 @@ def guarded(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="module")
-def keyless(guarded: Running) -> Iterator[httpx.Client]:
+def keyless(guarded: RunningService) -> Iterator[httpx.Client]:
     """A client of the guarded service that sends no key."""
     with httpx.Client(base_url=guarded.url, timeout=30) as http:
         yield http
@@ -68,7 +68,7 @@ def test_without_a_key_only_the_health_paths_are_open(keyless: httpx.Client) -> 
 
 
 def test_each_key_opens_all_paths_and_is_not_logged(
-    guarded: Running, keyless: httpx.Client
+    guarded: RunningService, keyless: httpx.Client
 ) -> None:
     for key in (KEY, OTHER_KEY, FILE_KEY):
         headers = {"Authorization": f"Bearer {key}", "X-Request-ID": f"with-{key[:4]}"}

@@ -21,7 +21,7 @@ from albert_serve.api.schemas import ErrorReply
 from albert_serve.settings import VARIABLES, Settings
 from tests.albert_serve.support import (
     ROOT,
-    Running,
+    RunningService,
     free_port,
     running_service,
     service_environment,
@@ -32,7 +32,9 @@ BODY = {"inputs": "The [MASK] run."}
 
 
 @pytest.fixture(scope="module")
-def proxy(service: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def proxy(
+    service: RunningService, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
     """A client of nginx with our configuration, whose addresses and folders are replaced."""
     nginx = needs_program("nginx", "/usr/sbin/nginx")
     folder, port = tmp_path_factory.mktemp("nginx"), free_port()

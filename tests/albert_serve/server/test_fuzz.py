@@ -28,7 +28,7 @@ from albert_serve.api.zero_shot import ZERO_SHOT
 from albert_serve.server.bentoml.http import MAX_HEAD_BYTES
 from albert_serve.server.openapi import EXAMPLES
 from albert_serve.server.paths import DEFAULT_PATHS
-from tests.albert_serve.support import MAX_BODY_BYTES, ROOT, Running, served
+from tests.albert_serve.support import MAX_BODY_BYTES, ROOT, RunningService, served
 
 SEED = 20_260_101
 NUM_THREADS = 8
@@ -93,13 +93,13 @@ BROKEN_HTTP = (
 
 
 @pytest.fixture(scope="module")
-def fuzzed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def fuzzed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     with served(bundle_dir, tmp_path_factory.mktemp("fuzz")) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def secrets(fuzzed: Running, bundle_dir: Path) -> list[bytes]:
+def secrets(fuzzed: RunningService, bundle_dir: Path) -> list[bytes]:
     """Texts that no reply may contain: paths of this machine, and tracebacks."""
     folders = (str(ROOT), sys.prefix, str(bundle_dir), str(fuzzed.log_file.parent))
     return [*map(str.encode, folders), b"Traceback", b"site-packages", b'File "']
@@ -113,7 +113,7 @@ def secrets(fuzzed: Running, bundle_dir: Path) -> list[bytes]:
     ],
 )
 def test_no_request_breaks_the_service(
-    num_requests: int, fuzzed: Running, secrets: list[bytes]
+    num_requests: int, fuzzed: RunningService, secrets: list[bytes]
 ) -> None:
     expected, memory_before = reference_answers(fuzzed), memory_of(fuzzed)
     with ThreadPoolExecutor(NUM_THREADS) as threads:
@@ -127,7 +127,7 @@ def test_no_request_breaks_the_service(
 
 @pytest.mark.parametrize("number", range(len(BROKEN_HTTP)))
 def test_broken_http_is_rejected_or_ends_the_connection(
-    number: int, fuzzed: Running, secrets: list[bytes]
+    number: int, fuzzed: RunningService, secrets: list[bytes]
 ) -> None:
     with connection_to(fuzzed) as connection:
         reply = b""
@@ -143,7 +143,7 @@ def test_broken_http_is_rejected_or_ends_the_connection(
     assert "Traceback" not in fuzzed.log
 
 
-def attack(running: Running, number: int, secrets: list[bytes]) -> None:
+def attack(running: RunningService, number: int, secrets: list[bytes]) -> None:
     """Send a hostile request and check the reply."""
     method, data = hostile_request(Random(f"{SEED}/{number}"))
     try:
@@ -213,7 +213,7 @@ def _damage(random: Random, body: bytes) -> bytes:
     return body
 
 
-def connection_to(running: Running) -> socket.socket:
+def connection_to(running: RunningService) -> socket.socket:
     url = httpx.URL(running.url)
     assert url.port is not None
     return socket.create_connection((url.host, url.port), timeout=HANG_S)
@@ -238,7 +238,7 @@ def check_reply(
     assert len(body) < 8_000, "the error repeats the request"
 
 
-def reference_answers(running: Running) -> list[Any]:
+def reference_answers(running: RunningService) -> list[Any]:
     with httpx.Client(base_url=running.url, timeout=HANG_S) as client:
         tasks = [task["name"] for task in client.get("/info").json()["tasks"]]
         return [
@@ -246,7 +246,7 @@ def reference_answers(running: Running) -> list[Any]:
         ]
 
 
-def memory_of(running: Running) -> int:
+def memory_of(running: RunningService) -> int:
     """Return the memory of the service's processes, without the pages shared with files."""
     parent = psutil.Process(running.process.pid)
     infos = [process.memory_info() for process in [parent, *parent.children(recursive=True)]]

@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 from albert_serve.web import page_routes
 from tests.albert_serve.server.conftest import post
-from tests.albert_serve.support import Running, served
+from tests.albert_serve.support import RunningService, served
 from tests.programs import needs_program
 
 KEY = "a-key-of-16-characters-or-more"
@@ -70,7 +70,7 @@ def watch(page: Page, url: str, faults: list[str]) -> None:
 
 
 @pytest.fixture
-def open_page(browser: Browser, service: Running) -> Iterator[OpenPage]:
+def open_page(browser: Browser, service: RunningService) -> Iterator[OpenPage]:
     """A function that opens the page at a task and waits for the first answer.
 
     The page has no animations. The test fails if `watch` recorded a fault.
@@ -220,7 +220,7 @@ def test_sentences_are_shown_with_their_coherence_and_the_order_of_each_pair(
 
 
 def test_the_entities_of_the_reply_are_marked_in_the_text(
-    open_page: OpenPage, token_service: Running
+    open_page: OpenPage, token_service: RunningService
 ) -> None:
     text = "👩‍👩‍👧 Anna Berg <b>lives</b> in Vienna,\n and e\u0301te\u0301 came in 1932."
     page = open_page("token-classification", url=f"{token_service.url}/")

@@ -26,7 +26,7 @@ from tests.albert_serve.server.conftest import (
     assert_envelope,
     post,
 )
-from tests.albert_serve.support import local_http
+from tests.albert_serve.support import local_client
 from tests.export.exporting import export_bundle
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 
@@ -208,7 +208,7 @@ def classifiers_dir(checkpoint_dir: Path, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def classifiers(classifiers_dir: Path) -> Iterator[httpx.Client]:
     """A client of the model with three classifiers."""
-    with local_http(classifiers_dir) as http:
+    with local_client(classifiers_dir) as http:
         yield http
 
 

@@ -36,7 +36,7 @@ from tests.albert_serve.support import (
     MAX_BODY_BYTES,
     MAX_ITEMS,
     ROOT,
-    Running,
+    RunningService,
     running_service,
     served,
     service_environment,
@@ -68,7 +68,9 @@ def test_errors_of_bentomls_routes_and_of_streamed_bodies_have_the_envelope(
 
 
 @pytest.mark.parametrize("path", ["/v1", "/v1/models/tiny"])
-def test_openais_client_gets_embeddings(service: Running, client: httpx.Client, path: str) -> None:
+def test_openais_client_gets_embeddings(
+    service: RunningService, client: httpx.Client, path: str
+) -> None:
     expected = post(client, "feature-extraction", TEXTS, normalize=True).json()
     with OpenAI(base_url=f"{service.url}{path}", api_key="none", max_retries=0) as caller:
         reply = caller.embeddings.create(model="tiny", input=TEXTS)
@@ -79,7 +81,7 @@ def test_openais_client_gets_embeddings(service: Running, client: httpx.Client, 
     assert caught.value.request_id
 
 
-def test_openais_client_lists_the_models(service: Running, client: httpx.Client) -> None:
+def test_openais_client_lists_the_models(service: RunningService, client: httpx.Client) -> None:
     with OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as caller:
         (model,) = caller.models.list()
         assert (model.id, model.object, model.owned_by) == ("tiny", "model", "albert-serve")
@@ -88,7 +90,7 @@ def test_openais_client_lists_the_models(service: Running, client: httpx.Client)
         assert model.model_extra["tasks"] == client.get("/info").json()["tasks"]
 
 
-def test_hugging_faces_client_gets_entities(token_service: Running) -> None:
+def test_hugging_faces_client_gets_entities(token_service: RunningService) -> None:
     hub = InferenceClient(f"{token_service.url}/token-classification")
     text = "Anna Berg lives in Vienna. She came in 1932."
     with httpx.Client(base_url=token_service.url) as http:
@@ -116,7 +118,7 @@ def bentoml_client(url: str) -> Iterator[Any]:
 
 
 @pytest.fixture
-def native(service: Running) -> Iterator[Any]:
+def native(service: RunningService) -> Iterator[Any]:
     """BentoML's client of the service."""
     with bentoml_client(service.url) as client:
         yield client
@@ -129,7 +131,7 @@ def method(client: Any, task: str) -> Any:
 
 @ignore_warnings_of_bentoml
 def test_bentomls_clients_get_the_replies_and_errors_of_http(
-    service: Running, native: Any, client: httpx.Client
+    service: RunningService, native: Any, client: httpx.Client
 ) -> None:
     async def ask() -> list[Any]:
         async with bentoml.AsyncHTTPClient(service.url) as caller:
@@ -204,14 +206,16 @@ HEAD = (
 )
 
 
-async def connect(running: Running, stack: AsyncExitStack) -> tuple[asyncio.StreamReader, Any]:
+async def connect(
+    running: RunningService, stack: AsyncExitStack
+) -> tuple[asyncio.StreamReader, Any]:
     url = httpx.URL(running.url)
     reader, writer = await asyncio.open_connection(url.host, url.port)
     stack.callback(writer.close)
     return reader, writer
 
 
-async def request(running: Running) -> tuple[int, bool]:
+async def request(running: RunningService) -> tuple[int, bool]:
     """Send a request over a new connection; return its status, and whether it has Retry-After."""
     async with AsyncExitStack() as stack:
         reader, writer = await connect(running, stack)
@@ -220,7 +224,7 @@ async def request(running: Running) -> tuple[int, bool]:
         return int(reply.split()[1]), b"retry-after: " in reply.lower()
 
 
-def test_512_concurrent_clients_get_200_or_429(service: Running) -> None:
+def test_512_concurrent_clients_get_200_or_429(service: RunningService) -> None:
     async def ask_all() -> list[tuple[int, bool]]:
         return await asyncio.gather(*(request(service) for _ in range(NUM_CLIENTS)))
 
@@ -229,7 +233,7 @@ def test_512_concurrent_clients_get_200_or_429(service: Running) -> None:
     assert counts[200, False] > 0
 
 
-def test_unfinished_bodies_do_not_block_other_requests(service: Running) -> None:
+def test_unfinished_bodies_do_not_block_other_requests(service: RunningService) -> None:
     async def ask() -> list[tuple[int, bool]]:
         async with AsyncExitStack() as stack:
             for _ in range(NUM_UNFINISHED):
@@ -261,7 +265,7 @@ def test_sigterm_finishes_the_accepted_requests(bundle_dir: Path, tmp_path: Path
             httpx.get(f"{running.url}/readyz")
 
 
-def wait_for_requests(running: Running, num_requests: int) -> None:
+def wait_for_requests(running: RunningService, num_requests: int) -> None:
     """Wait until BentoML's metrics count this number of requests, in progress or answered."""
     count = re.compile(r'_(?:request_in_progress|total)\{.*"/fill-mask".* (\S+)$', re.MULTILINE)
     deadline_s = time.monotonic() + 20

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from albert_serve.tasks import TASKS
-from tests.albert_serve.support import ROOT, Running
+from tests.albert_serve.support import ROOT, RunningService
 
 PAGE = (ROOT / "docs/tasks.md").read_text()
 ADDRESS = "http://127.0.0.1:3000"
@@ -48,7 +48,7 @@ def shape(value: Any) -> Any:
 
 @pytest.mark.parametrize(("task", "example"), EXAMPLES)
 def test_the_reply_to_a_command_has_the_printed_shape(
-    task: str, example: re.Match[str], service_of: Callable[[str], Running]
+    task: str, example: re.Match[str], service_of: Callable[[str], RunningService]
 ) -> None:
     command = example["command"].replace(ADDRESS, service_of(task).url)
     reply = subprocess.run(["bash", "-c", command], capture_output=True, check=True, timeout=60)

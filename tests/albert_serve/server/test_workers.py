@@ -20,14 +20,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.albert_serve.support import (
     NUM_CALLERS,
     SERVICE,
-    Running,
+    RunningService,
+    constant_load,
     free_port,
     running_service,
     service_environment,
-    under_load,
     wait_until_logged,
     wait_until_started,
-    workers_of,
+    worker_pids,
 )
 from tests.devices import CUDA
 
@@ -46,7 +46,7 @@ services:
 @pytest.fixture(scope="module", params=["cpu"])
 def workers(
     bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[Running]:
+) -> Iterator[RunningService]:
     """A service of two workers on a device, with a log in JSON and an exporter of traces."""
     folder = tmp_path_factory.mktemp("workers")
     (folder / "bentoml.yaml").write_text(WITH_EXPORTER)
@@ -79,16 +79,16 @@ def totals(url: str) -> defaultdict[str, float]:
     return sums
 
 
-def test_workers_map_the_same_prepacked_weights(workers: Running) -> None:
+def test_workers_map_the_same_prepacked_weights(workers: RunningService) -> None:
     answers = [ask(workers.url) for _ in range(8)]
     assert all(answer == answers[0] for answer in answers)
-    pids = workers_of(workers)
+    pids = worker_pids(workers)
     assert len(pids) == 2
     (entry,) = (workers.log_file.parent / "cache").glob("*/encoder.data")
     assert all(str(entry) in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
 
 
-def test_both_workers_report_the_metrics_of_all_requests(workers: Running) -> None:
+def test_both_workers_report_the_metrics_of_all_requests(workers: RunningService) -> None:
     before = totals(workers.url)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(ask, [workers.url] * NUM_REQUESTS, range(NUM_REQUESTS)))
@@ -101,7 +101,7 @@ def test_both_workers_report_the_metrics_of_all_requests(workers: Running) -> No
         assert growth["albert_serve_batch_tokens_sum"] == num_tokens > NUM_REQUESTS
 
 
-def test_every_line_of_the_log_is_json_and_requests_have_their_ids(workers: Running) -> None:
+def test_every_line_of_the_log_is_json_and_requests_have_their_ids(workers: RunningService) -> None:
     ask(workers.url, 1007)
     new_id = httpx.get(f"{workers.url}/info").headers["X-Request-ID"]
     httpx.get(f"{workers.url}/a%0a%7B%22forged%22:1%7D")
@@ -122,7 +122,7 @@ def test_every_line_of_the_log_is_json_and_requests_have_their_ids(workers: Runn
     assert paths.isdisjoint({"/livez", "/readyz", "/metrics"})
 
 
-def trace_of(running: Running, request_id: str, **headers: str) -> str:
+def trace_of(running: RunningService, request_id: str, **headers: str) -> str:
     """Send a request; return the trace id in its line of the log."""
     httpx.get(f"{running.url}/info", headers={"X-Request-ID": request_id, **headers})
     wait_until_logged(running, request_id)
@@ -130,7 +130,9 @@ def trace_of(running: Running, request_id: str, **headers: str) -> str:
     return str(json.loads(line)["trace_id"])
 
 
-def test_with_an_exporter_the_log_has_the_callers_trace_or_a_new_one(workers: Running) -> None:
+def test_with_an_exporter_the_log_has_the_callers_trace_or_a_new_one(
+    workers: RunningService,
+) -> None:
     parent = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
     assert trace_of(workers, "in-a-trace", traceparent=parent) == TRACE_ID
     new_trace = trace_of(workers, "untraced")
@@ -139,17 +141,19 @@ def test_with_an_exporter_the_log_has_the_callers_trace_or_a_new_one(workers: Ru
 
 
 @pytest.mark.parametrize("workers", ["cpu", CUDA], indirect=True)
-def test_a_killed_worker_loses_only_its_own_requests_and_is_replaced(workers: Running) -> None:
-    killed, survivor = workers_of(workers)
-    with under_load(workers) as counts:
+def test_a_killed_worker_loses_only_its_own_requests_and_is_replaced(
+    workers: RunningService,
+) -> None:
+    killed, survivor = worker_pids(workers)
+    with constant_load(workers) as counts:
         time.sleep(0.3)
         psutil.Process(killed).kill()
         wait_until_started(workers, 3)
     assert counts[200] > 0
     assert counts.total() - counts[200] <= NUM_CALLERS
     assert {status for status in counts if isinstance(status, int)} == {200}
-    assert survivor in workers_of(workers)
-    assert len(workers_of(workers)) == 2
+    assert survivor in worker_pids(workers)
+    assert len(worker_pids(workers)) == 2
 
 
 def test_an_invalid_setting_is_one_line_and_no_worker_starts(

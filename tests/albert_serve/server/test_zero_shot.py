@@ -21,7 +21,7 @@ from albert_serve.errors import InvalidInputError, TextTooLongError, TooMuchAtOn
 from albert_serve.tasks import TextClassification, prepare_request
 from albert_serve.tasks.zero_shot import ZeroShot
 from tests.albert_serve.server.conftest import assert_envelope, post
-from tests.albert_serve.support import local_http
+from tests.albert_serve.support import local_client
 from tests.export.exporting import export_bundle
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 
@@ -134,7 +134,7 @@ def test_a_model_without_an_entailment_label_does_not_have_the_task(local: httpx
 def test_hugging_faces_client_gets_our_scores(
     bundle: Path, albert: AlbertClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with local_http(bundle) as http:
+    with local_client(bundle) as http:
 
         def send(_client: InferenceClient, request: Any) -> bytes:
             return http.post(request.url, json=request.json).content

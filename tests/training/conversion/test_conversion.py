@@ -280,10 +280,10 @@ VECTORS = SentenceVectors(pooling="cls", normalize=True, max_length=20)
 
 
 @pytest.fixture(scope="module")
-def old_checkpoint(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def old_checkpoint(pretrained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sentence model in the old format of the Hub: a pickle, and only `spiece.model`."""
     folder = tmp_path_factory.mktemp("hub") / "albert-old"
-    shutil.copytree(pretrained / "checkpoint", folder)
+    shutil.copytree(pretrained_run / "checkpoint", folder)
     write_sentence_vectors(VECTORS, folder, hidden_size=32)
     as_pickle(folder)
     (folder / "tokenizer.json").unlink()
@@ -292,11 +292,11 @@ def old_checkpoint(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.mark.process
 def test_a_run_starts_from_an_old_checkpoint_and_keeps_its_files(
-    old_checkpoint: Path, labelled: Path, tmp_path: Path
+    old_checkpoint: Path, labelled_texts: Path, tmp_path: Path
 ) -> None:
     options = ["--initialize-from", str(old_checkpoint)]
     options += ["--length", "32", "--device", "cpu", "--steps", "1"]
-    options += ["--text-classification", str(labelled), "--labels", "bad", "good"]
+    options += ["--text-classification", str(labelled_texts), "--labels", "bad", "good"]
     for _ in range(2):  # the same command resumes, although the converted folder is new
         assert finetune.main([*options, "--output", str(tmp_path / "run")]) == 0
     checkpoint = tmp_path / "run/checkpoint"

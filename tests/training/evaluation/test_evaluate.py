@@ -59,15 +59,15 @@ PARTS = ("", "has_answer_", "no_answer_")
 
 
 @pytest.fixture(scope="module")
-def checkpoint(finetuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(shutil.copytree(finetuned / "checkpoint", tmp_path_factory.mktemp("e") / "c"))
+def checkpoint(finetuned_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(finetuned_run / "checkpoint", tmp_path_factory.mktemp("e") / "c"))
 
 
 def test_every_task_has_its_own_metrics(
-    checkpoint: Path, easy_corpus: Path, labelled: Path, capsys: Capture
+    checkpoint: Path, easy_corpus: Path, labelled_texts: Path, capsys: Capture
 ) -> None:
     arguments = [str(checkpoint), "--pretraining", str(easy_corpus), "--length", "32"]
-    arguments += ["--text-classification", str(labelled), "--question-answering", str(SQUAD)]
+    arguments += ["--text-classification", str(labelled_texts), "--question-answering", str(SQUAD)]
     assert main(arguments) == 0
     *table, last_line = capsys.readouterr().out.splitlines()
     assert last_line == f"Written to {checkpoint / 'evaluation.json'}."
@@ -79,7 +79,7 @@ def test_every_task_has_its_own_metrics(
     assert data == {
         "masked_data": easy_corpus.name,
         "sentence_order_data": easy_corpus.name,
-        "text_classification_data": labelled.name,
+        "text_classification_data": labelled_texts.name,
         "question_answering_data": SQUAD.name,
     }
     assert sum(sum(row.values()) for row in confusion.values()) == 40

@@ -12,17 +12,17 @@ from typing import Literal, NamedTuple
 import pytest
 import torch
 
-from tests.training.processes import before_step, die, run_in_process
+from tests.training.processes import before_step, kill_self, run_in_process
 from tests.training.support import (
     RACE,
     SQUAD,
     best_step,
-    evaluated,
+    evaluate_checkpoint,
     read_metrics,
-    refusal,
+    read_validations,
     run_command,
     same_weights,
-    validations,
+    startup_error,
     write,
 )
 from training.commands.finetune import main
@@ -34,38 +34,38 @@ run = partial(run_command, main)
 PROGRAM = "training.commands.finetune"
 
 
-def test_all_tasks_are_in_one_checkpoint(finetuned: Path, pretrained: Path) -> None:
-    model = load_checkpoint(finetuned / "checkpoint")
+def test_all_tasks_are_in_one_checkpoint(finetuned_run: Path, pretrained_run: Path) -> None:
+    model = load_checkpoint(finetuned_run / "checkpoint")
     assert model.tasks == {
         "fill-mask": 800,
         "sentence-order": 2,
         "text-classification": 2,
         "question-answering": 2,
     }
-    config = read_config(finetuned / "checkpoint")
+    config = read_config(finetuned_run / "checkpoint")
     assert config["id2label"] == {"0": "negative", "1": "positive"}
     assert len(config["architectures"]) == 3
     for name in ("tokenizer.json", "spiece.model"):
-        content = (finetuned / "checkpoint" / name).read_bytes()
-        assert content == (pretrained / "checkpoint" / name).read_bytes()
-    first, second = json.loads((finetuned / "checkpoint/training.json").read_text())["stages"]
+        content = (finetuned_run / "checkpoint" / name).read_bytes()
+        assert content == (pretrained_run / "checkpoint" / name).read_bytes()
+    first, second = json.loads((finetuned_run / "checkpoint/training.json").read_text())["stages"]
     assert first["program"] == "albert-serve pretrain"
     assert second["program"] == "albert-serve finetune"
     assert second["settings"]["question_answering"] == ["squad.json"]
-    names = {name for line in read_metrics(finetuned) for name in line}
+    names = {name for line in read_metrics(finetuned_run) for name in line}
     assert {f"{task}/loss" for task in model.tasks} <= names
 
 
 def test_a_killed_run_resumes_to_the_same_weights(
-    finetuned: Path, finetune_options: list[str], tmp_path: Path
+    finetuned_run: Path, finetune_options: list[str], tmp_path: Path
 ) -> None:
     """The run is killed four times, with and without a checkpoint since the last kill."""
     run_once = partial(run_in_process, finetune_options, tmp_path / "run", program=PROGRAM)
     for step, interval in ((4, "10h"), (9, "0.0001s"), (9, "10h"), (30, "0.0001s")):
-        ended = run_once("--save-every", interval, fate=partial(before_step, step, die))
+        ended = run_once("--save-every", interval, fate=partial(before_step, step, kill_self))
         assert ended.status == -signal.SIGKILL
     assert run_once().status == 0
-    assert same_weights(tmp_path / "run", finetuned)
+    assert same_weights(tmp_path / "run", finetuned_run)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [10, 20, 30, 40]
 
 
@@ -91,13 +91,15 @@ class HeadsRun(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def heads_run(start: list[str], tmp_path_factory: pytest.TempPathFactory) -> HeadsRun:
+def heads_run(
+    short_finetune_options: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> HeadsRun:
     """A run whose second classifier has its own columns, labels and metric."""
     folder = tmp_path_factory.mktemp("heads")
     moods = write(folder / "moods.csv", "\n".join(["text,label", *rows("mood")]))
     things = write(folder / "things.csv", "\n".join(["words,about", *rows("thing")]))
     options = [
-        *(*start, "--text-classification", str(moods), "--validation", str(moods)),
+        *(*short_finetune_options, "--text-classification", str(moods), "--validation", str(moods)),
         *("--head", "thing", "--text-classification", str(things), "--validation", str(things)),
         *("--text-column", "words", "--label-column", "about", "--metric", "macro_f1"),
         *("--batch-size", "12", "--lr", "5e-3", "--steps", "160", "--validate-every", "40"),
@@ -119,7 +121,9 @@ def test_both_classifiers_learn_their_own_labels(heads_run: HeadsRun, tmp_path: 
     data = ["--text-classification", str(heads_run.moods), "--head", "thing"]
     data += ["--text-classification", str(heads_run.things)]
     data += ["--text-column", "words", "--label-column", "about"]
-    metrics = evaluated(checkpoint, *data, "--predictions", str(tmp_path / "predictions.tsv"))
+    metrics = evaluate_checkpoint(
+        checkpoint, *data, "--predictions", str(tmp_path / "predictions.tsv")
+    )
     for suffix, name, labelled in (("", "", rows("mood")), ("-thing", "/thing", rows("thing"))):
         lines = (tmp_path / f"predictions{suffix}.tsv").read_text().splitlines()[1:]
         pairs = zip(lines, labelled, strict=True)
@@ -132,8 +136,8 @@ def test_both_classifiers_learn_their_own_labels(heads_run: HeadsRun, tmp_path: 
 
 def test_the_mean_of_both_validations_selects_the_best(heads_run: HeadsRun) -> None:
     folder = heads_run.folder
-    moods = validations(folder, "text-classification", "accuracy")
-    things = validations(folder, "text-classification/thing", "macro_f1")
+    moods = read_validations(folder, "text-classification", "accuracy")
+    things = read_validations(folder, "text-classification/thing", "macro_f1")
     assert list(moods) == list(things) == [0, 40, 80, 120, 160]
     means = {step: (moods[step] + things[step]) / 2 for step in moods}
     assert means[best_step(folder)] == max(means.values())
@@ -147,12 +151,12 @@ def test_the_mean_of_both_validations_selects_the_best(heads_run: HeadsRun) -> N
 
 
 def test_a_new_head_leaves_the_other_heads_unchanged(
-    heads_run: HeadsRun, start: list[str], tmp_path: Path
+    heads_run: HeadsRun, short_finetune_options: list[str], tmp_path: Path
 ) -> None:
     best, moods, folder = heads_run.folder / "best", heads_run.moods, tmp_path / "added"
     tiny_steps = ["--steps", "2", "--lr", "1e-9", "--adamw-lr", "1e-9", "--weight-decay", "0"]
     head = ["--head", "mood-2", "--text-classification", str(moods), "--labels", "sad", "glad"]
-    options = [*start, "--initialize-from", str(best), *tiny_steps, *head]
+    options = [*short_finetune_options, "--initialize-from", str(best), *tiny_steps, *head]
     assert run(options, folder) == 0
     before, after = (read_config(path) for path in (best, folder / "checkpoint"))
     for key in ("id2label", "label2id", "problem_type"):
@@ -163,13 +167,13 @@ def test_a_new_head_leaves_the_other_heads_unchanged(
     for name in ("classifier.weight", "heads.thing.classifier.bias"):
         old, new = (read_weights(path)[name] for path in (best, folder / "checkpoint"))
         torch.testing.assert_close(new, old, atol=1e-6, rtol=0)
-    metrics = evaluated(folder / "checkpoint", "--text-classification", str(moods))
+    metrics = evaluate_checkpoint(folder / "checkpoint", "--text-classification", str(moods))
     assert metrics["text_classification_accuracy"] > 0.9
 
 
 @pytest.fixture(scope="module")
 def option_words(
-    labelled: Path, easy_corpus: Path, tmp_path_factory: pytest.TempPathFactory
+    labelled_texts: Path, easy_corpus: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
     """The options and file names behind the short words of the following table."""
     folder = tmp_path_factory.mktemp("files")
@@ -177,13 +181,13 @@ def option_words(
         write(folder / "cola" / name, "x\t1\t\tGood is it.\nx\t0\t*\tIt good is.\n" * 4)
     one_label = write(folder / "one-label.tsv", "text\tlabel\na\tx\nb\tx\n")
     return {
-        "TEXTS": f"--text-classification {labelled}",
+        "TEXTS": f"--text-classification {labelled_texts}",
         "COLA": f"--task cola --data {folder / 'cola'}",
         "QUESTIONS": f"--question-answering {SQUAD}",
         "CHOICES": f"--multiple-choice {RACE / 'train'}",
         "ONE-LABEL": f"--text-classification {one_label}",
         "CORPUS": f"--pretraining {easy_corpus}",
-        "texts": str(labelled),
+        "texts": str(labelled_texts),
         "questions": str(SQUAD),
     }
 
@@ -208,7 +212,7 @@ def option_words(
     ],
 )
 def test_impossible_options_print_one_line_and_start_no_run(
-    start: list[str],
+    short_finetune_options: list[str],
     option_words: dict[str, str],
     words: str,
     message: str,
@@ -216,8 +220,8 @@ def test_impossible_options_print_one_line_and_start_no_run(
     capsys: Capture,
 ) -> None:
     options = " ".join(option_words.get(word, word) for word in words.split())
-    assert run([*start, *options.split()], tmp_path / "run") == 1
-    assert message in refusal(capsys, tmp_path / "run")
+    assert run([*short_finetune_options, *options.split()], tmp_path / "run") == 1
+    assert message in startup_error(capsys, tmp_path / "run")
 
 
 def test_all_faults_of_the_data_are_listed_together(

@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.training.processes import Ended, run_in_process, run_world
-from tests.training.support import SQUAD, WIKI, best_step, checkpoint_state, moved, read_metrics
+from tests.training.processes import FinishedProcess, run_in_process, run_processes
+from tests.training.support import (
+    SQUAD,
+    WIKI,
+    best_step,
+    checkpoint_state,
+    largest_weight_change,
+    read_metrics,
+)
 
 PROGRAM = "training.commands.finetune"
 STEPS = 6
@@ -25,17 +32,17 @@ WITHOUT_GRADIENT = (
 )
 
 run_alone = partial(run_in_process, program=PROGRAM)
-run_together = partial(run_world, program=PROGRAM)
+run_together = partial(run_processes, program=PROGRAM)
 
 
 @pytest.fixture
-def exact_options(start: list[str]) -> list[str]:
+def exact_options(short_finetune_options: list[str]) -> list[str]:
     """The options of a run of six steps without dropout, except its data."""
     rates = ("--optimizer", "adamw", "--lr", "3e-3", "--dropout", "0", "--classifier-dropout", "0")
-    return [*start, *rates, "--report-every", "1", "--keep", "20"]
+    return [*short_finetune_options, *rates, "--report-every", "1", "--keep", "20"]
 
 
-def check_ended(processes: Sequence[Ended]) -> None:
+def check_ended(processes: Sequence[FinishedProcess]) -> None:
     """Check that all processes succeeded, and that only the main process printed anything."""
     assert all(process.status == 0 for process in processes), [p.err for p in processes]
     assert all((process.out, process.err) == ("", "") for process in processes[1:])
@@ -78,15 +85,15 @@ def test_two_processes_train_several_tasks_as_one_process(
     assert run_alone(options, tmp_path / "one").status == 0
     check_ended(run_together(options, tmp_path / "two"))
     check_close(tmp_path / "one", tmp_path / "two")
-    assert moved(tmp_path / "one") > 5e-3
+    assert largest_weight_change(tmp_path / "one") > 5e-3
 
 
 def test_two_processes_validate_and_select_as_one_process(
-    exact_options: list[str], labelled: Path, tmp_path: Path
+    exact_options: list[str], labelled_texts: Path, tmp_path: Path
 ) -> None:
     """The micro-batches differ. The metric depends on all texts, and selects during the run too."""
     one, two = tmp_path / "one", tmp_path / "two"
-    data = ["--text-classification", str(labelled), "--validation", str(labelled)]
+    data = ["--text-classification", str(labelled_texts), "--validation", str(labelled_texts)]
     options = [*exact_options, *data, "--batch-size", "13"]
     options += ["--validate-every", "4", "--metric", "macro_f1"]
     assert run_alone(options, one).status == 0

@@ -18,9 +18,9 @@ from tests.training.support import (
     RACE,
     SQUAD,
     best_step,
-    evaluated,
+    evaluate_checkpoint,
+    read_validations,
     run_command,
-    validations,
     write,
 )
 from training.commands import evaluate
@@ -42,17 +42,17 @@ def check_evaluation(
 
     The first metric selects the best checkpoint.
     """
-    best, by_step = best_step(folder), validations(folder, task, names[0])
+    best, by_step = best_step(folder), read_validations(folder, task, names[0])
     assert best == min(step for step in by_step if by_step[step] == max(by_step.values()))
-    metrics = evaluated(folder / "best", *options)
+    metrics = evaluate_checkpoint(folder / "best", *options)
     for name in names:
-        expected = pytest.approx(validations(folder, task, name)[best], abs=1e-4)
+        expected = pytest.approx(read_validations(folder, task, name)[best], abs=1e-4)
         assert metrics[f"{task.replace('-', '_')}_{name}"] == expected
     return metrics
 
 
 def test_evaluate_confirms_the_best_validation_of_a_glue_task(
-    start: list[str], tmp_path: Path
+    short_finetune_options: list[str], tmp_path: Path
 ) -> None:
     """The official metric selects the best checkpoint. `evaluate` pads texts instead of packing."""
     data, folder = tmp_path / "cola", tmp_path / "run"
@@ -61,8 +61,8 @@ def test_evaluate_confirms_the_best_validation_of_a_glue_task(
     for name in ("train.tsv", "dev.tsv"):
         write(data / name, "\n".join([*rows, ""]))
     options = ["--task", "cola", "--data", str(data)]
-    assert run([*start, "--keep", "1", *options], folder) == 0
-    assert list(validations(folder, "text-classification", "loss")) == [0, 2, 4, 6]
+    assert run([*short_finetune_options, "--keep", "1", *options], folder) == 0
+    assert list(read_validations(folder, "text-classification", "loss")) == [0, 2, 4, 6]
     (data / "test.tsv").write_text("index\tsentence\n0\tthe game was good\n1\t\n2\tgood\n")
     options += ["--predictions", str(data / "CoLA.tsv")]
     check_evaluation(folder, "text-classification", ["matthews_correlation", "loss"], *options)
@@ -76,12 +76,12 @@ def test_evaluate_confirms_the_best_validation_of_a_glue_task(
 
 
 def test_evaluate_confirms_the_best_validation_of_multiple_choice(
-    start: list[str], tmp_path: Path
+    short_finetune_options: list[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     options = ["--batch-size", "6", "--task", "RACE", "--data", str(RACE)]
-    assert run([*start, *options], folder) == 0
-    assert list(validations(folder, "multiple-choice", "loss")) == [2, 4, 6]
+    assert run([*short_finetune_options, *options], folder) == 0
+    assert list(read_validations(folder, "multiple-choice", "loss")) == [2, 4, 6]
     data = ("--task", "race", "--data", str(RACE))
     metrics = check_evaluation(folder, "multiple-choice", ["accuracy", "loss"], *data)
     assert metrics["multiple_choice_task"] == "RACE"
@@ -91,16 +91,16 @@ def test_evaluate_confirms_the_best_validation_of_multiple_choice(
 
 
 def test_evaluate_confirms_the_best_validation_of_question_answering(
-    start: list[str], tmp_path: Path
+    short_finetune_options: list[str], tmp_path: Path
 ) -> None:
     data = ("--question-answering", str(SQUAD))
-    options = [*start, *data, "--validation", str(SQUAD), "--validate-every", "2"]
+    options = [*short_finetune_options, *data, "--validation", str(SQUAD), "--validate-every", "2"]
     assert run(options, tmp_path / "f1") == 0
-    assert list(validations(tmp_path / "f1", "question-answering", "f1")) == [2, 4, 6]
+    assert list(read_validations(tmp_path / "f1", "question-answering", "f1")) == [2, 4, 6]
     check_evaluation(tmp_path / "f1", "question-answering", ["f1"], *data)
     # The loss is of windows, not of the service's answers.
     assert run([*options, "--metric", "loss"], tmp_path / "loss") == 0
-    losses = validations(tmp_path / "loss", "question-answering", "loss")
+    losses = read_validations(tmp_path / "loss", "question-answering", "loss")
     assert losses[best_step(tmp_path / "loss")] == min(losses.values())
 
 
@@ -119,7 +119,7 @@ def rows() -> Iterator[tuple[str, list[str]]]:
 
 
 def test_a_run_learns_several_labels_per_text_and_scores(
-    start: list[str], tmp_path: Path, capsys: Capture
+    short_finetune_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     """The score of a text is 10 if it is only glad, -10 if it is only sad, otherwise 0."""
     moods, scores, folder = tmp_path / "moods", tmp_path / "scores.csv", tmp_path / "run"
@@ -130,7 +130,13 @@ def test_a_run_learns_several_labels_per_text_and_scores(
     scores.write_text("\n".join(["text,label", *lines]))
     data = ["--text-classification", str(moods)]
     head = ["--head", "score", "--text-classification", str(scores)]
-    options = [*start, *data, "--problem-type", "multi_label_classification", *head]
+    options = [
+        *short_finetune_options,
+        *data,
+        "--problem-type",
+        "multi_label_classification",
+        *head,
+    ]
     options += ["--problem-type", "regression", "--labels", "gladness", "--validation", str(scores)]
     options += ["--batch-size", "16", "--steps", "80", "--lr", "5e-3", "--validate-every", "40"]
     assert run(options, folder) == 0
@@ -140,9 +146,11 @@ def test_a_run_learns_several_labels_per_text_and_scores(
     assert config["id2label"] == {"0": "glad", "1": "sad"}
     assert config["albert_heads"]["score"]["problem_type"] == "regression"
     assert config["albert_heads"]["score"]["id2label"] == {"0": "gladness"}
-    metrics = evaluated(folder / "best", *data, *head)
+    metrics = evaluate_checkpoint(folder / "best", *data, *head)
     for suffix, metric in (("", "micro_f1"), ("/score", "pearson")):
-        measured = validations(folder, f"text-classification{suffix}", metric)[best_step(folder)]
+        measured = read_validations(folder, f"text-classification{suffix}", metric)[
+            best_step(folder)
+        ]
         assert metrics[f"text_classification{suffix}_{metric}"] == pytest.approx(measured, abs=1e-3)
         assert measured > 0.6
     loss = metrics["text_classification/score_loss"]
@@ -150,7 +158,7 @@ def test_a_run_learns_several_labels_per_text_and_scores(
 
 
 def test_evaluate_truncates_texts_to_the_length_of_training(
-    start: list[str], tmp_path: Path, capsys: Capture
+    short_finetune_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     lines = [
         f"the {thing} was {mood}{' and so on' * (n % 2 * 9)},{mood}"
@@ -158,12 +166,12 @@ def test_evaluate_truncates_texts_to_the_length_of_training(
     ]
     texts = write(tmp_path / "texts.csv", "\n".join(["text,label", *lines]))
     data = ["--text-classification", str(texts), "--validation", str(texts)]
-    assert run([*start, *data, "--length", "16"], tmp_path / "run") == 0
+    assert run([*short_finetune_options, *data, "--length", "16"], tmp_path / "run") == 0
     truncated = "of {} texts were truncated to 16 tokens (--no-truncation makes them errors)"
     assert f"\n10 {truncated.format(20)}\n" in capsys.readouterr().out
-    metrics = evaluated(tmp_path / "run/best", *data[:2])
+    metrics = evaluate_checkpoint(tmp_path / "run/best", *data[:2])
     assert capsys.readouterr().out.splitlines()[-1] == f"5 {truncated.format(10)}"
-    losses = validations(tmp_path / "run", "text-classification", "loss")
+    losses = read_validations(tmp_path / "run", "text-classification", "loss")
     assert metrics["text_classification_loss"] == pytest.approx(losses[best_step(tmp_path / "run")])
     assert evaluate.main([str(tmp_path / "run/best"), *data[:2], "--no-truncation"]) == 1
     assert "texts.csv, line 3: The text has more than 16 tokens" in capsys.readouterr().err
@@ -183,9 +191,9 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def options(start: list[str], tagged: Path) -> list[str]:
+def options(short_finetune_options: list[str], tagged: Path) -> list[str]:
     size = ("--batch-size", "16", "--steps", "60", "--validate-every", "20")
-    return [*start, "--token-classification", str(tagged), *size]
+    return [*short_finetune_options, "--token-classification", str(tagged), *size]
 
 
 def test_a_run_learns_entities_and_f1_selects_the_best_checkpoint(
@@ -193,7 +201,7 @@ def test_a_run_learns_entities_and_f1_selects_the_best_checkpoint(
 ) -> None:
     """`evaluate` confirms the validation; `transformers` reads the head and its labels."""
     assert run([*options, "--validation", str(tagged)], tmp_path / "run") == 0
-    f1 = validations(tmp_path / "run", "token-classification", "f1/PER")
+    f1 = read_validations(tmp_path / "run", "token-classification", "f1/PER")
     assert list(f1) == [20, 40, 60]
     assert f1[best_step(tmp_path / "run")] > 0.9
     data = ("--token-classification", str(tagged), "--device", "cpu")
@@ -229,7 +237,7 @@ def test_evaluation_has_the_metrics_of_seqeval_for_the_words_of_a_file(
         word_ids = encoding.word_ids()
         label_ids = [best[word_ids.index(word)] for word in range(len(sentence))]
         predictions.append([model.config.id2label[label] for label in label_ids])
-    metrics = evaluated(folder, "--token-classification", str(file), "--device", "cpu")
+    metrics = evaluate_checkpoint(folder, "--token-classification", str(file), "--device", "cpu")
     for name in ("precision", "recall", "f1"):
         expected = getattr(seqeval, f"{name}_score")(labels, predictions)
         assert 0 < expected == pytest.approx(metrics[f"token_classification_{name}"])

@@ -35,7 +35,7 @@ Configure = Callable[..., FinetuneConfig]
 
 
 @pytest.fixture
-def configure(pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
+def configure(pretrained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
     monkeypatch.setenv("ALBERT_SERVE_CACHE", str(tmp_path / "cache"))
 
     def configure(data: Any, **changes: Any) -> FinetuneConfig:
@@ -43,7 +43,7 @@ def configure(pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             "text_classification": data,
             "text_column": "review",
             "label_column": ("mood",),
-            "initialize_from": str(pretrained / "checkpoint"),
+            "initialize_from": str(pretrained_run / "checkpoint"),
             "output": tmp_path / "run",
             "length": 32,
             "batch_size": (10,),

@@ -23,8 +23,8 @@ from tests.training.support import (
     our_logits,
     our_model,
     ragged,
+    read_validations,
     run_command,
-    validations,
 )
 from training.commands.finetune import main
 from training.errors import RunError
@@ -44,7 +44,7 @@ run = partial(run_command, main)
 
 
 def accuracies(folder: Path) -> dict[int, float]:
-    return validations(folder, "text-classification", "accuracy")
+    return read_validations(folder, "text-classification", "accuracy")
 
 
 def options(file: Path) -> list[str]:

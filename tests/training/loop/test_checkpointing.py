@@ -201,7 +201,7 @@ def test_a_run_killed_before_a_change_to_its_folder_resumes_to_the_same_weights(
 
 
 def test_a_full_disk_ends_the_run_with_an_intact_checkpoint(
-    tiny: Path, tiny_options: list[str], tmp_path: Path
+    tiny_run: Path, tiny_options: list[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     fate = partial(before_step, 5, partial(limit_file_size, 30_000))
@@ -213,7 +213,7 @@ def test_a_full_disk_ends_the_run_with_an_intact_checkpoint(
     )
     assert saved_steps(folder) == [3, 4]
     assert run_in_process(tiny_options, folder).status == 0
-    assert same_weights(folder, tiny)
+    assert same_weights(folder, tiny_run)
 
 
 # The following commands run as in a shell: with all threads of the machine, and compiled unless

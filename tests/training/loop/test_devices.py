@@ -20,7 +20,7 @@ from tests.training.processes import (
     check_ended,
     raise_signals,
     run_in_process,
-    run_world,
+    run_processes,
 )
 from tests.training.support import TINY, checkpoint_state, pretend_bf16, read_metrics
 from training.errors import RunError
@@ -77,7 +77,7 @@ def test_several_gpus_train_as_a_cpu(
     assert run_in_process(options, tmp_path / "exact").status == 0
     count = 1 << min(2, torch.cuda.device_count().bit_length() - 1)
     options += ["--device", "cuda", compiles]
-    check_ended(run_world(options, tmp_path / "run", num_processes=count))
+    check_ended(run_processes(options, tmp_path / "run", num_processes=count))
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "exact"), rel=1e-4)
 
 

@@ -15,17 +15,17 @@ import pytest
 from tests.training.processes import (
     LOST_PROCESS_ERROR,
     SAVE_OFTEN,
-    Fate,
+    Hook,
     before_step,
     check_close,
     check_ended,
-    die,
+    kill_self,
     raise_signals,
     run_in_process,
-    run_world,
+    run_processes,
     torchrun,
 )
-from tests.training.support import check_same, checkpoint_state, moved, same_weights
+from tests.training.support import check_same, checkpoint_state, largest_weight_change, same_weights
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +70,12 @@ def test_several_processes_train_as_a_single_process(
     options = [*options, *extra_options]
     assert run_in_process(options, single_process).status == 0
     options += ["--micro-batch-size", str(8 // num_processes)]
-    check_ended(run_world(options, run, num_processes=num_processes))
+    check_ended(run_processes(options, run, num_processes=num_processes))
     check_close(single_process, run, weights=weights)
-    assert moved(single_process) > 1e-2
+    assert largest_weight_change(single_process) > 1e-2
 
 
-def stop_before(step: int) -> Fate:
+def stop_before(step: int) -> Hook:
     return partial(before_step, step, partial(raise_signals, signal.SIGTERM))
 
 
@@ -90,7 +90,7 @@ def test_the_number_of_processes_may_change_during_a_run(
     options = [*options, *LAMB]
     assert run_in_process(options, uninterrupted_run).status == 0
     assert run_in_process(options, run, fate=stop_before(2)).status == 128 + signal.SIGTERM
-    check_ended(run_world(options, run, fates={1: stop_before(5)}), 128 + signal.SIGTERM)
+    check_ended(run_processes(options, run, fates={1: stop_before(5)}), 128 + signal.SIGTERM)
     assert checkpoint_state(run)["step"] == 5
     assert "Resuming from step 5.\n" in run_in_process(options, run).out
     check_close(run, uninterrupted_run, weights=3e-5)
@@ -103,13 +103,15 @@ def test_a_killed_process_ends_the_others_and_the_run_resumes_to_the_same_weight
     """One of the processes that resume the run removes partial checkpoints."""
     run, uninterrupted_run = tmp_path / "run", tmp_path / "uninterrupted"
     options = [*options, *LAMB]
-    check_ended(run_world(options, uninterrupted_run))
-    ended = run_world(options, run, *SAVE_OFTEN, fates={killed: partial(before_step, 4, die)})
+    check_ended(run_processes(options, uninterrupted_run))
+    ended = run_processes(
+        options, run, *SAVE_OFTEN, fates={killed: partial(before_step, 4, kill_self)}
+    )
     assert ended[killed].status == -signal.SIGKILL
     assert (ended[1 - killed].status, ended[1 - killed].err) == (1, LOST_PROCESS_ERROR)
     for number in range(9):
         (run / "checkpoints" / f".step-{number:08}.0123abcd.partial").mkdir()
-    ended = run_world(options, run, *SAVE_OFTEN)
+    ended = run_processes(options, run, *SAVE_OFTEN)
     check_ended(ended)
     assert "Resuming from step 3.\n" in ended[0].out
     check_same(run, uninterrupted_run)
@@ -140,8 +142,10 @@ def test_an_interrupted_job_of_torchrun_resumes_to_the_same_weights(
     assert ("Repeat the command to resume.\n" in log.read_text()) == (end is stop)
     step = checkpoint_state(folder)["step"]
     fates = {0: stop_before(step + 2)}
-    ended = run_world(options, folder, fates=fates)
+    ended = run_processes(options, folder, fates=fates)
     check_ended(ended, 128 + signal.SIGTERM)
     assert f"Resuming from step {step}.\n" in ended[0].out
-    check_ended(run_world(options, tmp_path / "uninterrupted", fates=fates), 128 + signal.SIGTERM)
+    check_ended(
+        run_processes(options, tmp_path / "uninterrupted", fates=fates), 128 + signal.SIGTERM
+    )
     assert same_weights(folder, tmp_path / "uninterrupted")

@@ -24,24 +24,24 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.training.loop.stub import CONFIG, TASK, Killed, Stub, kill, train
 from tests.training.processes import (
     SAVE_OFTEN,
-    all_of,
     before_step,
-    die,
-    lead_a_group,
+    kill_self,
+    run_all,
     run_in_process,
     signal_group,
+    start_process_group,
 )
 from tests.training.support import (
     best_step,
     check_same,
     checkpoint_state,
-    equal,
     file_contents,
     our_model,
     read_metrics,
+    read_validations,
     same_weights,
     saved_steps,
-    validations,
+    values_are_equal,
 )
 from training.errors import RunError
 from training.loop.early_stopping import BestValidation
@@ -59,30 +59,34 @@ terminate = partial(os.kill, os.getpid(), signal.SIGTERM)
 
 @pytest.mark.parametrize("saving", [SAVE_OFTEN, SAVE_NEVER], ids=["often", "never"])
 def test_a_killed_run_ends_with_the_same_weights(
-    tiny: Path, tiny_options: list[str], tmp_path: Path, saving: tuple[str, str]
+    tiny_run: Path, tiny_options: list[str], tmp_path: Path, saving: tuple[str, str]
 ) -> None:
     """It is killed five times. It has dropout, and two passes per step."""
     folder = tmp_path / "run"
     for step in (1, 2, 3, 3, 8):
-        ended = run_in_process(tiny_options, folder, *saving, fate=partial(before_step, step, die))
+        ended = run_in_process(
+            tiny_options, folder, *saving, fate=partial(before_step, step, kill_self)
+        )
         assert ended.status == -signal.SIGKILL
     ended = run_in_process(tiny_options, folder, *saving)
     assert ended.status == 0
     assert f"Resuming from step {7 if saving is SAVE_OFTEN else 0}.\n" in ended.out
-    check_same(folder, tiny)
+    check_same(folder, tiny_run)
 
 
 def test_a_signal_to_the_run_and_its_workers_ends_the_run_after_the_step(
-    tiny: Path, tiny_options: list[str], tmp_path: Path
+    tiny_run: Path, tiny_options: list[str], tmp_path: Path
 ) -> None:
     """A terminal, torchrun and some schedulers signal all processes of a job."""
     options = [*tiny_options, "--workers", "1", *SAVE_NEVER]
     stop = partial(before_step, 3, partial(signal_group, signal.SIGTERM))
-    ended = run_in_process(options, tmp_path / "run", fate=partial(all_of, lead_a_group, stop))
+    ended = run_in_process(
+        options, tmp_path / "run", fate=partial(run_all, start_process_group, stop)
+    )
     assert (ended.status, ended.err) == (128 + signal.SIGTERM, "")
     assert checkpoint_state(tmp_path / "run")["step"] == 3
     assert run_in_process(options, tmp_path / "run").status == 0
-    check_same(tmp_path / "run", tiny)
+    check_same(tmp_path / "run", tiny_run)
 
 
 def test_only_one_command_at_a_time_can_train_a_run(tmp_path: Path) -> None:
@@ -194,8 +198,8 @@ def test_a_step_whose_gradient_is_not_finite_is_skipped(
     assert train(tmp_path / "run", stub, save_every=0).status == 128 + signal.SIGTERM
     states = [checkpoint_state(tmp_path / name)["optimizers"] for name in ("before", "run")]
     weights = [read_weights(tmp_path / name / "checkpoint") for name in ("before", "run")]
-    assert equal(*states)
-    assert equal(*weights)
+    assert values_are_equal(*states)
+    assert values_are_equal(*weights)
     trained = train(tmp_path / "run", replace(stub, before={}), save_every=0, validate_every=1)
     assert trained.status == 0
     assert "".join(capsys.readouterr()).count(": its gradient is not finite.\n") == 4
@@ -338,7 +342,7 @@ def test_a_run_stops_early_and_continues_with_more_patience(
     output = "".join(capsys.readouterr())
     assert "/best: accuracy 0.7500 at step 3.\n" in output
     assert "Stopped early" not in output
-    assert list(validations(tmp_path, TASK, "accuracy")) == list(range(12))
+    assert list(read_validations(tmp_path, TASK, "accuracy")) == list(range(12))
     with pytest.raises(RunError, match="by accuracy of these, not accuracy of those"):
         train(tmp_path, stub, selection=selection(3, "accuracy of those"), **options)
 
@@ -368,7 +372,7 @@ def test_a_run_interrupted_in_a_validation_resumes_to_the_same_result(
     assert same_weights(run, uninterrupted_run)
     for folder in (run, uninterrupted_run):
         assert best_step(folder) == 5
-        assert validations(folder, TASK, "accuracy") == accuracies
+        assert read_validations(folder, TASK, "accuracy") == accuracies
     checkpoints = file_contents(run / "checkpoints")
     assert train_run(run, {5: kill}) == 0
     assert file_contents(run / "checkpoints") == checkpoints

@@ -19,10 +19,10 @@ from albert_serve.config import Activation, AlbertConfig, Sharing
 from tests.training.support import (
     TINY,
     assert_close,
-    copies,
     each_class,
     each_sharing,
     hf_logits,
+    our_and_hf_models,
     our_logits,
     our_model,
     ragged,
@@ -57,7 +57,7 @@ def test_logits_and_gradients_are_those_of_transformers(
     config: AlbertConfig, class_name: str
 ) -> None:
     """In training mode, which gives the gradients, attention on a CPU is two plain products."""
-    ours, theirs = copies(config, class_name)
+    ours, theirs = our_and_hf_models(config, class_name)
     with torch.no_grad():
         assert_close(our_logits(ours, ragged()), hf_logits(theirs, ragged()))
     for model, logits in ((ours, our_logits), (theirs, hf_logits)):

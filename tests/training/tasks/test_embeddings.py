@@ -20,7 +20,7 @@ from albert_serve.bundle.manifest import Bundle
 from albert_serve.runtime.engine import Engine
 from albert_serve.tasks import load_setups
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import our_model, read_metrics, validations, write
+from tests.training.support import our_model, read_metrics, read_validations, write
 from training.commands import finetune
 from training.commands.evaluate import main
 from training.data.batch import ExampleBatch, TokenisedExample
@@ -245,9 +245,11 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["triplets", "scores"])
-def test_a_run_learns_embeddings(name: str, data: Path, start: list[str], tmp_path: Path) -> None:
+def test_a_run_learns_embeddings(
+    name: str, data: Path, short_finetune_options: list[str], tmp_path: Path
+) -> None:
     run = tmp_path / "run"
-    options = [*start, "--embeddings", str(data / f"{name}.tsv")]
+    options = [*short_finetune_options, "--embeddings", str(data / f"{name}.tsv")]
     held_out = ["--validation", str(data / "scores.tsv"), "--validate-every", "10"]
     size = ["--batch-size", "10", "--steps", "40", "--lr", "3e-3"]
     assert finetune.main([*options, *held_out, *size, "--output", str(run)]) == 0
@@ -255,7 +257,7 @@ def test_a_run_learns_embeddings(name: str, data: Path, start: list[str], tmp_pa
     first, *_, last = [line[loss] for line in read_metrics(run) if loss in line]
     assert last < first
     # The maximum is 0.52, because a tenth of the pairs have one score and the rest the other.
-    assert max(validations(run, "embeddings", "spearman").values()) > 0.4
+    assert max(read_validations(run, "embeddings", "spearman").values()) > 0.4
 
 
 def test_several_kinds_of_files_and_missing_columns_are_rejected(data: Path) -> None:
@@ -266,8 +268,8 @@ def test_several_kinds_of_files_and_missing_columns_are_rejected(data: Path) -> 
 
 
 @pytest.mark.process
-def test_an_embedding_is_the_normalised_mean_of_all_tokens(pretrained: Path) -> None:
-    folder = pretrained / "checkpoint"
+def test_an_embedding_is_the_normalised_mean_of_all_tokens(pretrained_run: Path) -> None:
+    folder = pretrained_run / "checkpoint"
     tokenizer = AlbertTokenizer.from_file(folder / "tokenizer.json")
     encodings = [tokenizer.encode(text) for text in (PAIRS[0][0], PAIRS[3][1], "A city")]
     examples = [TokenisedExample(ids=e.ids, types=e.types, target=0) for e in encodings]

@@ -15,7 +15,14 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import TINY, copies, make_part, make_shards, our_model, randomize
+from tests.training.support import (
+    TINY,
+    make_part,
+    make_shards,
+    our_and_hf_models,
+    our_model,
+    randomize,
+)
 from training.data.batch import ExampleBatch, PretrainBatch, TokenisedExample
 from training.data.collate import Collator, collate_examples
 from training.data.examples import IGNORED, Example
@@ -165,7 +172,7 @@ def test_the_loss_of_tags_is_the_cross_entropy_of_tagged_tokens() -> None:
 def test_multiple_choice_has_the_loss_and_gradient_of_transformers(
     tokenizer: AlbertTokenizer,
 ) -> None:
-    our, hf = copies(TINY, "AlbertForMultipleChoice")
+    our, hf = our_and_hf_models(TINY, "AlbertForMultipleChoice")
     examples = [
         ChoiceExample(
             context=np.arange(5, 9 + number, dtype=np.int32),
