@@ -166,7 +166,9 @@ def check_ended(ended: Sequence[FinishedProcess], status: int = 0) -> None:
     """Check that all processes ended with a status, and that only the main process wrote output."""
     assert [process.status for process in ended] == [status] * len(ended), ended
     for process in ended[1:]:
-        assert (process.out, process.err) == ("", "")
+        # If a process takes long, `dump_traceback_later` writes to its errors.
+        assert process.out == ""
+        assert process.err == "" or process.err.startswith("Timeout (")
 
 
 def check_close(
