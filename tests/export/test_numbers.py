@@ -23,7 +23,7 @@ from export.graph import CUDA_VERSION, Compute
 from export.models import build_encoder
 from tests.export.checkpoints import ALL_TASKS, TINY, write_checkpoint, write_tokenizer
 from tests.export.exporting import export_bundle, external_tensors, run_encoder, run_head
-from tests.training.support import OF_TOKENS, hf_logits, is_real, ragged, randomize
+from tests.training.support import TOKEN_TASKS, hf_logits, is_real, ragged, randomize
 from training.conversion.weight_files import restore_weights
 
 pytestmark = pytest.mark.process
@@ -73,7 +73,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, class_name: str, activ
     with torch.inference_mode():
         expected_logits = hf_logits(model, BATCH)
     for task, expected in expected_logits.items():
-        rows = hidden[REAL] if task in OF_TOKENS else hidden[:, 0]
+        rows = hidden[REAL] if task in TOKEN_TASKS else hidden[:, 0]
         logits = run_head(tmp_path / "bundle", task, rows)
         expected = expected[:, :2] if task == "sentence-order" else expected
         np.testing.assert_allclose(logits, expected.numpy(), atol=1e-5)

@@ -1,8 +1,8 @@
 """Training commands in separate processes, which tests can kill at any point.
 
 The processes are forked from a server that has already imported torch, so a run of a few steps
-takes only a moment. A fate is a function that the process calls before the command, for example to
-kill itself before step 3. Fates are functions of this module, because the process imports them.
+takes only a moment. A hook is a function that the process calls before the command, for example to
+kill itself before step 3. Hooks are functions of this module, because the process imports them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def start(
     options: Sequence[str],
     folder: Path,
     *extra_options: str,
-    fate: Hook | None = None,
+    hook: Hook | None = None,
     program: str = "training.commands.pretrain",
     environment: Mapping[str, str] | None = None,
 ) -> RunningProcess:
@@ -116,7 +116,7 @@ def start(
     folder.parent.mkdir(parents=True, exist_ok=True)
     arguments = [*options, "--output", str(folder), *extra_options]
     process = _CONTEXT.Process(
-        target=_run, args=(program, arguments, out, err, dict(environment or {}), fate)
+        target=_run, args=(program, arguments, out, err, dict(environment or {}), hook)
     )
     process.start()
     return RunningProcess(process=process, out=out, err=err)
@@ -134,13 +134,13 @@ def run_processes(
     folder: Path,
     *extra_options: str,
     num_processes: int = 2,
-    fates: Mapping[int, Hook] | None = None,
+    hooks: Mapping[int, Hook] | None = None,
     program: str = "training.commands.pretrain",
 ) -> list[FinishedProcess]:
     """Run a command in several processes that train together, as torchrun starts them.
 
     Args:
-        fates: fate of a process, by rank.
+        hooks: hook of a process, by rank.
     """
     world = {
         "TORCHELASTIC_RUN_ID": "test",
@@ -153,7 +153,7 @@ def run_processes(
             options,
             folder,
             *extra_options,
-            fate=(fates or {}).get(rank),
+            hook=(hooks or {}).get(rank),
             program=program,
             environment={**world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
@@ -241,7 +241,7 @@ def _run(
     out: Path,
     err: Path,
     environment: dict[str, str],
-    fate: Hook | None,
+    hook: Hook | None,
 ) -> None:
     os.environ.update(environment)
     for number, file in ((1, out), (2, err)):
@@ -252,14 +252,14 @@ def _run(
     faulthandler.dump_traceback_later(_TIMEOUT_S / 2, file=2)  # shows where the process hangs
     torch.set_num_threads(1)
     tqdm.set_lock(RLock())  # the default lock would outlive a killed process
-    if fate is not None:
-        fate()
+    if hook is not None:
+        hook()
     sys.exit(import_module(program).main(arguments))
 
 
-def run_all(*fates: Hook) -> None:
-    for fate in fates:
-        fate()
+def run_all(*hooks: Hook) -> None:
+    for hook in hooks:
+        hook()
 
 
 def before_step(number: int, action: Hook) -> None:

@@ -131,8 +131,8 @@ def test_preparation_killed_before_any_file_change_resumes_to_the_same_shards(
     for number in count(1):
         folder = tmp_path / str(number)
         kill = partial(die_before_change, number, folder)
-        fate = partial(run_all, partial(set_part_bytes, 600), kill)
-        ended = run_in_process(options, folder, fate=fate, program=PREPARE)
+        hook = partial(run_all, partial(set_part_bytes, 600), kill)
+        ended = run_in_process(options, folder, hook=hook, program=PREPARE)
         assert ended.status in (0, -signal.SIGKILL), ended.err
         if (folder / "shards.json").is_file():
             assert file_contents(folder) == file_contents(expected), number
@@ -153,8 +153,8 @@ def test_preparation_stopped_while_its_workers_run_resumes(
     folder, corpus = tmp_path / "shards", tmp_path / "corpus.jsonl"
     corpus.write_text(WIKI.read_text() * 20)
     options = ["--corpus", str(corpus), "--tokenizer", str(tokenizer_file.parent), "--workers", "2"]
-    fate = partial(run_all, start_process_group, partial(set_part_bytes, SMALL_PART))
-    started = start(options, folder, fate=fate, program=PREPARE)
+    hook = partial(run_all, start_process_group, partial(set_part_bytes, SMALL_PART))
+    started = start(options, folder, hook=hook, program=PREPARE)
     started.wait_for(folder / "partial.json")
     if number is signal.SIGKILL:
         started.send(number)

@@ -247,7 +247,7 @@ class Trainer:
         )
 
         def tick() -> None:
-            while not is_done.wait(max(1.0, bar.mininterval)):
+            while not (bar.disable or is_done.wait(max(1.0, bar.mininterval))):
                 bar.set_postfix_str("compiling")
 
         clock = threading.Thread(target=tick, daemon=True)

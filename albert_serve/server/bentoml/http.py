@@ -30,7 +30,7 @@ MAX_UNREAD_BYTES: Final = 1 << 27
 # Maximum number of bytes around chunks per byte of a body: 1 MB in 1-byte chunks takes seconds.
 _FRAMING_FRACTION: Final = 1 / 16
 # Maximum number of a body's bytes that are read and ignored after the request was answered.
-_MAX_IGNORED_BYTES: Final = 1 << 20
+MAX_IGNORED_BYTES: Final = 1 << 20
 _TOO_LARGE: Final = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 
@@ -164,7 +164,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
         if self.cycle.response_complete:
             self._num_ignored_bytes += len(body)
-            if self._num_ignored_bytes > _MAX_IGNORED_BYTES:
+            if self._num_ignored_bytes > MAX_IGNORED_BYTES:
                 self._exceed_limit()
 
     def on_message_complete(self) -> None:

@@ -62,7 +62,7 @@ def test_a_killed_run_resumes_to_the_same_weights(
     """The run is killed four times, with and without a checkpoint since the last kill."""
     run_once = partial(run_in_process, finetune_options, tmp_path / "run", program=PROGRAM)
     for step, interval in ((4, "10h"), (9, "0.0001s"), (9, "10h"), (30, "0.0001s")):
-        ended = run_once("--save-every", interval, fate=partial(before_step, step, kill_self))
+        ended = run_once("--save-every", interval, hook=partial(before_step, step, kill_self))
         assert ended.status == -signal.SIGKILL
     assert run_once().status == 0
     assert same_weights(tmp_path / "run", finetuned_run)

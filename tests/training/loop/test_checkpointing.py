@@ -185,8 +185,8 @@ def test_a_run_killed_before_a_change_to_its_folder_resumes_to_the_same_weights(
     assert run_in_process(options, uninterrupted_run).status == 0
     for number in count(first_change, stride):
         run = tmp_path / str(number)
-        fate = partial(die_before_change, number, run)
-        if (status := run_in_process(options, run, fate=fate).status) == 0:
+        hook = partial(die_before_change, number, run)
+        if (status := run_in_process(options, run, hook=hook).status) == 0:
             break
         assert status == -signal.SIGKILL
         if (run / "checkpoint").is_symlink():
@@ -204,8 +204,8 @@ def test_a_full_disk_ends_the_run_with_an_intact_checkpoint(
     tiny_run: Path, tiny_options: list[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    fate = partial(before_step, 5, partial(limit_file_size, 30_000))
-    ended = run_in_process(tiny_options, folder, *SAVE_OFTEN, fate=fate)
+    hook = partial(before_step, 5, partial(limit_file_size, 30_000))
+    ended = run_in_process(tiny_options, folder, *SAVE_OFTEN, hook=hook)
     assert ended.status == 1
     assert ended.err.startswith("error: The checkpoint of step 5 could not be written: ")
     assert ended.err.endswith(

@@ -58,8 +58,8 @@ def test_every_precision_on_every_device_trains_as_fp32_on_a_cpu(
     exact, run = tmp_path / "exact", tmp_path / "run"
     assert run_in_process([*options, "--precision", "fp32"], exact).status == 0
     options += ["--device", device, "--precision", precision, compiles]
-    fate = partial(before_step, 4, partial(raise_signals, signal.SIGTERM))
-    assert run_in_process(options, run, fate=fate).status == 128 + signal.SIGTERM
+    hook = partial(before_step, 4, partial(raise_signals, signal.SIGTERM))
+    assert run_in_process(options, run, hook=hook).status == 128 + signal.SIGTERM
     assert run_in_process(options, run).status == 0
     assert losses(run) == pytest.approx(losses(exact), rel=1e-4 if precision == "fp32" else 1e-2)
 

@@ -89,8 +89,8 @@ def test_the_number_of_processes_may_change_during_a_run(
     run, uninterrupted_run = tmp_path / "run", tmp_path / "uninterrupted"
     options = [*options, *LAMB]
     assert run_in_process(options, uninterrupted_run).status == 0
-    assert run_in_process(options, run, fate=stop_before(2)).status == 128 + signal.SIGTERM
-    check_ended(run_processes(options, run, fates={1: stop_before(5)}), 128 + signal.SIGTERM)
+    assert run_in_process(options, run, hook=stop_before(2)).status == 128 + signal.SIGTERM
+    check_ended(run_processes(options, run, hooks={1: stop_before(5)}), 128 + signal.SIGTERM)
     assert checkpoint_state(run)["step"] == 5
     assert "Resuming from step 5.\n" in run_in_process(options, run).out
     check_close(run, uninterrupted_run, weights=3e-5)
@@ -105,7 +105,7 @@ def test_a_killed_process_ends_the_others_and_the_run_resumes_to_the_same_weight
     options = [*options, *LAMB]
     check_ended(run_processes(options, uninterrupted_run))
     ended = run_processes(
-        options, run, *SAVE_OFTEN, fates={killed: partial(before_step, 4, kill_self)}
+        options, run, *SAVE_OFTEN, hooks={killed: partial(before_step, 4, kill_self)}
     )
     assert ended[killed].status == -signal.SIGKILL
     assert (ended[1 - killed].status, ended[1 - killed].err) == (1, LOST_PROCESS_ERROR)
@@ -141,11 +141,11 @@ def test_an_interrupted_job_of_torchrun_resumes_to_the_same_weights(
     assert job.returncode != 0
     assert ("Repeat the command to resume.\n" in log.read_text()) == (end is stop)
     step = checkpoint_state(folder)["step"]
-    fates = {0: stop_before(step + 2)}
-    ended = run_processes(options, folder, fates=fates)
+    hooks = {0: stop_before(step + 2)}
+    ended = run_processes(options, folder, hooks=hooks)
     check_ended(ended, 128 + signal.SIGTERM)
     assert f"Resuming from step {step}.\n" in ended[0].out
     check_ended(
-        run_processes(options, tmp_path / "uninterrupted", fates=fates), 128 + signal.SIGTERM
+        run_processes(options, tmp_path / "uninterrupted", hooks=hooks), 128 + signal.SIGTERM
     )
     assert same_weights(folder, tmp_path / "uninterrupted")

@@ -65,7 +65,7 @@ def test_a_killed_run_ends_with_the_same_weights(
     folder = tmp_path / "run"
     for step in (1, 2, 3, 3, 8):
         ended = run_in_process(
-            tiny_options, folder, *saving, fate=partial(before_step, step, kill_self)
+            tiny_options, folder, *saving, hook=partial(before_step, step, kill_self)
         )
         assert ended.status == -signal.SIGKILL
     ended = run_in_process(tiny_options, folder, *saving)
@@ -81,7 +81,7 @@ def test_a_signal_to_the_run_and_its_workers_ends_the_run_after_the_step(
     options = [*tiny_options, "--workers", "1", *SAVE_NEVER]
     stop = partial(before_step, 3, partial(signal_group, signal.SIGTERM))
     ended = run_in_process(
-        options, tmp_path / "run", fate=partial(run_all, start_process_group, stop)
+        options, tmp_path / "run", hook=partial(run_all, start_process_group, stop)
     )
     assert (ended.status, ended.err) == (128 + signal.SIGTERM, "")
     assert checkpoint_state(tmp_path / "run")["step"] == 3
