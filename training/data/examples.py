@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from training.data.shards import Shard
+from training.errors import RunError
 
 SentenceTask = Literal["sop", "nsp", "none"]
 # Pairs of unmasked segments, which train sentence order (training/tasks/pretraining/files.py).
@@ -30,6 +31,15 @@ _MIN_SENTENCE: Final = 8
 _MAX_LENGTH_RATIO: Final = 1.2
 # Numbers that distinguish the seeds of an epoch's random generators.
 _EXAMPLES, _MASKS = 0, 1
+
+
+def check_length(option: str, length: int, max_positions: int) -> None:
+    """Check the number of tokens of an example against the model's number of positions."""
+    if not MIN_LENGTH <= length <= max_positions:
+        raise RunError(
+            f"{option} {length} is not between {MIN_LENGTH} and the model's {max_positions} "
+            "positions. Use another length, or a model with more positions."
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from albert_serve.tasks.base import TaskSetup
 from albert_serve.tasks.text_length import describe_long_texts, text_length
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import open_checkpoint
-from training.data.examples import MIN_LENGTH
+from training.data.examples import check_length
 from training.data.labelled.folders import CHOICES, RACE, labelled_files, race_files
 from training.errors import EvaluationError
 from training.evaluation.classifiers import (
@@ -95,14 +95,6 @@ class _Opened:
                 f"The checkpoint has no head for {task}. Its heads are {', '.join(tasks)}."
             )
 
-    def check_length(self, option: str, length: int) -> None:
-        max_positions = self.model.config.max_positions
-        if not MIN_LENGTH <= length <= max_positions:
-            raise EvaluationError(
-                f"{option} {length} is not between {MIN_LENGTH} and the model's {max_positions} "
-                "positions."
-            )
-
 
 class Evaluation(NamedTuple):
     """The results of an evaluation.
@@ -138,7 +130,7 @@ def _evaluate(config: EvaluateConfig, opened: _Opened) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     if config.pretraining:
         opened.require_head("fill-mask")
-        opened.check_length("--length", config.length)
+        check_length("--length", config.length, opened.model.config.max_positions)
         metrics |= evaluate_text(
             opened.model,
             opened.folder,
@@ -292,7 +284,8 @@ def _predictions_file(file: Path, head: Task) -> Path:
 def _answer(config: EvaluateConfig, opened: _Opened) -> list[AnsweredQuestion]:
     opened.require_head("question-answering")
     if config.max_seq_length is not None:
-        opened.check_length("--max-seq-length", config.max_seq_length)
+        max_positions = opened.model.config.max_positions
+        check_length("--max-seq-length", config.max_seq_length, max_positions)
     answers = answer_questions(
         opened.model,
         opened.tokenizer,

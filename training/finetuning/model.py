@@ -13,9 +13,8 @@ import torch
 from albert_serve.bundle.weights import CLASSIFICATION, UNPOOLED_TASKS
 from albert_serve.config import AlbertConfig
 from albert_serve.errors import listed
-from training.data.examples import MIN_LENGTH
+from training.data.examples import check_length
 from training.data.labelled.cells import label_indices, label_key
-from training.errors import RunError
 from training.finetuning.config import FinetuneConfig
 from training.model.checkpoint import CheckpointError, load_checkpoint, read_config, read_tasks
 from training.model.heads import (
@@ -247,14 +246,8 @@ def _architecture(config: FinetuneConfig, hf: Mapping[str, Any]) -> AlbertConfig
     sizes = replace(AlbertConfig.from_hf(hf), **overrides)
     # Without --length, windows of questions have 384 tokens, or as many as the model has positions.
     has_default = config.has_questions_alone and config.question_length != config.length
-    if not has_default and not MIN_LENGTH <= config.length <= sizes.max_positions:
-        raise RunError(
-            f"--length {config.length} is not between {MIN_LENGTH} and the model's "
-            f"{sizes.max_positions} positions."
-        )
-    if not MIN_LENGTH <= (config.order_length or MIN_LENGTH) <= sizes.max_positions:
-        raise RunError(
-            f"--order-length {config.order_length} is not between {MIN_LENGTH} and the model's "
-            f"{sizes.max_positions} positions."
-        )
+    if not has_default:
+        check_length("--length", config.length, sizes.max_positions)
+    if config.order_length is not None:
+        check_length("--order-length", config.order_length, sizes.max_positions)
     return sizes

@@ -12,7 +12,7 @@ from albert_serve.config import AlbertConfig, Sharing, preset
 from albert_serve.tokenizer import AlbertTokenizer
 from training.conversion.source import REFERENCE_HELP, open_checkpoint
 from training.data.corpus import TEXT_COLUMN_HELP
-from training.data.examples import MIN_LENGTH, SentenceTask
+from training.data.examples import SentenceTask, check_length
 from training.errors import RunError
 from training.model.checkpoint import load_checkpoint
 from training.options.config import (
@@ -225,11 +225,7 @@ def architecture(
         _check_sizes(config, model, tokenizer.vocab_size)
     lengths = {"length": recipe.length, "order-length": recipe.order_length or recipe.length}
     for name, length in lengths.items():
-        if not MIN_LENGTH <= length <= model.max_positions:
-            raise RunError(
-                f"--{name} {length} is not between {MIN_LENGTH} and the model's "
-                f"{model.max_positions} positions (--max-positions). Change one of them."
-            )
+        check_length(f"--{name}", length, model.max_positions)
     return model
 
 
