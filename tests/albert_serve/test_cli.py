@@ -69,6 +69,12 @@ def test_wrong_usage_is_printed_in_one_line_with_exit_status_2(
     assert re.fullmatch(r"error: .*\. See `albert-serve( \w+)? --help`\.", line)
 
 
+def test_the_service_listens_on_port_3000_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    assert "port to listen on (default: 3000)" in capsys.readouterr().out
+
+
 def test_a_port_in_use_is_an_error_before_the_service_starts(
     bundle_dir: Path,
     tmp_path: Path,

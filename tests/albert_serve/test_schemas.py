@@ -57,6 +57,7 @@ def test_values_at_their_limits_are_accepted() -> None:
         ("fill-mask", {}, "inputs is missing."),
         ("fill-mask", {"inputs": []}, "inputs must have at least 1 item."),
         ("fill-mask", {"inputs": ["a", 1]}, "inputs[1] must be a valid string, not 1."),
+        ("text-classification", {"inputs": 3}, "inputs must be a valid string, not 3."),
         (
             *("fill-mask", {"inputs": ["a", "x" * (MAX_CHARS + 1)]}),
             f"inputs[1] has {MAX_CHARS + 1} characters; {TOO_LONG}",

@@ -22,7 +22,7 @@ from tests.training.processes import (
     start,
     start_process_group,
 )
-from tests.training.support import SMALL_PART, WIKI, file_contents
+from tests.training.support import SMALL_PART, WIKI, file_contents, write
 from training.data import tokenization as tokenising
 from training.data.corpus import CorpusPosition, read_documents, split_sentences
 from training.data.preparation import prepare
@@ -53,6 +53,24 @@ def test_shards_contain_the_tokens_of_the_text(shards: Shards, tokenizer: Albert
     assert sentences(shards) == expected
     assert len(shards.parts) == 1
     assert shards.parts[0].tokens.dtype == np.uint16
+
+
+def test_special_tokens_in_a_text_are_ordinary_characters(
+    tokenizer_file: Path, tmp_path: Path
+) -> None:
+    corpus = write(tmp_path / "corpus.txt", "The [SEP] of a [MASK] is [CLS].")
+    shards = prepare([corpus], tokenizer_file, tmp_path / "shards")
+    assert not {2, 3, 4} & {*shards.parts[0].tokens.tolist()}
+
+
+def test_each_token_is_counted(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.data.shards._PIECE_TOKENS", 100)
+    (part,) = shards.parts
+    vocab_size = int(part.tokens.max()) + 1
+    assert part.num_tokens > 200
+    assert shards.token_counts(vocab_size).tolist() == np.bincount(part.tokens).tolist()
+    with pytest.raises(ShardError, match=f"token id {vocab_size - 1}, the vocabulary only"):
+        shards.token_counts(vocab_size - 1)
 
 
 def test_the_number_of_workers_does_not_change_the_shards(

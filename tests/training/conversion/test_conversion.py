@@ -130,6 +130,11 @@ def write_index(file: str, folder: Path) -> None:
     index.write_text(json.dumps({"weight_map": dict.fromkeys(weights, file)}))
 
 
+def write_file(name: str, text: str, folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_text(text)
+
+
 def as_adapter(folder: Path) -> None:
     (folder / "config.json").rename(folder / "adapter_config.json")
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
@@ -140,12 +145,14 @@ UNTIED = {
     "predictions.decoder.weight": torch.ones(3, 2),
 }
 INFINITE = {"x": torch.tensor([0.0, torch.inf])}
+INTEGERS = {"x": torch.zeros(2, dtype=torch.int64)}
 STATE = {"a": {"b": torch.zeros(2)}}
 FAULTS: dict[str, tuple[Change, str]] = {
     "no weights": (take_weights, "does not contain weights: no model.safet"),
     "infinite weight": (partial(write_pickle, INFINITE), ".bin: x contains NaN"),
     "adapter": (as_adapter, r"is an adapter \(LoRA, PEFT\).*merge_and_unload"),
     "training state": (partial(write_pickle, STATE), "Save only the state_dict"),
+    "integer weight": (partial(write_pickle, INTEGERS), ".bin: x is torch.int64, not floating"),
     "untied decoder": (partial(write_pickle, UNTIED), "differs from the word embeddings"),
     "truncated weights": (
         lambda folder: os.truncate(folder / "model.safetensors", 5000),
@@ -154,6 +161,26 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "index of another folder": (
         partial(write_index, "/etc/passwd"),
         r"'/etc/passwd', which is not .* \.bin",
+    ),
+    "missing weight": (
+        partial(write_index, "pytorch_model-00001-of-00002.bin"),
+        "but none of its files contains it",
+    ),
+    "damaged index": (
+        partial(write_file, "model.safetensors.index.json", "[]"),
+        "is not an index of weights: TypeError",
+    ),
+    "configuration of another kind": (
+        partial(write_file, "config.json", "[]"),
+        "config.json is not a JSON object",
+    ),
+    "placeholder of Git LFS": (
+        partial(write_file, "tokenizer.json", "version https://git-lfs.github.com/spec/v1\n"),
+        "is a pointer of Git LFS, not the file. Run git lfs pull",
+    ),
+    "login page": (
+        partial(write_file, "tokenizer.json", "\n<!DOCTYPE html>"),
+        "is a web page, such as the Hub's login page",
     ),
     "missing shard": (
         partial(write_index, "pytorch_model-00003.bin"),
@@ -254,6 +281,22 @@ def test_the_vocabulary_of_the_archive_becomes_the_tokenizer(
 )
 def test_truncated_archives_are_rejected(archive: Path, name: str, message: str) -> None:
     os.truncate(archive / name, 2000)
+    assert_rejected(archive, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("albert_config.json", "{", "albert_config.json cannot be read"),
+        ("albert_config.json", "[]", "albert_config.json is not a JSON object"),
+        ("albert_config.json", '{"vocab_size": 0}', "albert_config.json: vocab_size"),
+        ("second.index", "", "has the indices .*, not exactly one"),
+    ],
+)
+def test_archives_with_a_damaged_or_second_file_are_rejected(
+    name: str, text: str, message: str, archive: Path
+) -> None:
+    (archive / name).write_text(text)
     assert_rejected(archive, message)
 
 

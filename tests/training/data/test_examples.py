@@ -160,6 +160,7 @@ def test_a_batch_has_each_pair_in_both_orders_and_no_mask(shards: Shards) -> Non
     assert stream.losses == ("sentence-order", "paired-order")
     (batch,) = stream.step()
     assert isinstance(batch, OrderBatch)
+    assert len(batch.tokens.ids) == 2 * 4
     in_order, swapped = np.split(np.array(sequences(batch), object), 2)
     num_pairs = batch.counts["paired-order"]
     assert num_pairs == len(in_order) >= 4

@@ -117,6 +117,10 @@ def test_both_classifiers_learn_their_own_labels(heads_run: HeadsRun, tmp_path: 
     shapes = read_shapes(checkpoint)
     assert shapes["classifier.weight"] == (2, 32)
     assert shapes["heads.thing.classifier.weight"] == (3, 32)
+    for head, record in (("", hf), ("/thing", hf["albert_heads"]["thing"])):
+        by_step = read_validations(heads_run.folder, f"text-classification{head}", "temperature")
+        temperature = by_step[best_step(heads_run.folder)]
+        assert record["albert_temperature"] == pytest.approx(temperature, rel=1e-4)
 
     data = ["--text-classification", str(heads_run.moods), "--head", "thing"]
     data += ["--text-classification", str(heads_run.things)]

@@ -118,6 +118,12 @@ def test_each_attention_head_of_the_local_start_attends_to_one_neighbour() -> No
     )
     model = AlbertForTasks(config, {"fill-mask": 50}).eval()
     start_local(model, np.arange(50) ** 2)
+    # The first half of an embedding has the position, the second half the word.
+    word, position = model.albert.embeddings.word.weight, model.albert.embeddings.position.weight
+    assert [weight.any(0).nonzero().flatten().tolist() for weight in (position, word)] == [
+        [*range(32)],
+        [*range(32, 64)],
+    ]
     batch = ragged((32, 32, 32))
     x_bsh = model.albert.embeddings(batch.ids, batch.types, None)
     for block in model.albert.encoder.attentions:
