@@ -1,9 +1,10 @@
 """Speed of training with this package, compared with the `Trainer` of `transformers`.
 
-Both pretrain the same model on the same examples, compiled and with AdamW, in bf16 (fp32 on a CPU
-without bf16), and take turns. Prints the number of real tokens per second, the memory, and how many
-times faster this package is, as medians over rounds. On a CPU, `transformers` runs with its default
-and with its fastest settings. Writes `results.json` and `tables.md` into the output folder.
+Both train the same model on the same examples with AdamW, in bf16 (fp32 on a CPU without bf16), and
+take turns. Pretraining is compiled; finetuning is not. Prints the number of real tokens per second,
+the memory, and how many times faster this package is, as medians over rounds. On a CPU,
+`transformers` runs with its default and with its fastest settings. Writes `results.json` and
+`tables.md` into the output folder.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from benchmarks.harness.page import (
 from benchmarks.harness.process import REPOSITORY, BenchmarkError, Worker
 from benchmarks.harness.texts import WIKI
 from benchmarks.training.case import PretrainingCase, make_examples, sized_config
+from benchmarks.training.finetuning import FinetuningCase, make_case
 from benchmarks.training.sides import HfSettings, TrainerJob, TrainerTurn, serve
 from training.data.preparation import prepare
 from training.errors import report_errors
@@ -45,10 +47,13 @@ _BATCH_TOKENS: Final = {"cpu": 4096, "cuda": 65536}
 # batch size than ours.
 _HF_ROWS: Final = {"small": 2}
 _BATCHES_OF_EXAMPLES: Final = 32
+# Default of `albert-serve finetune`.
+_TEXTS_PER_STEP: Final = 32
 _GB: Final = 1e9
 _EXAMPLES: Final = r"""examples:
   python -m benchmarks.training
   python -m benchmarks.training --shapes base --length 512 --corpus wiki/*.jsonl.xz
+  python -m benchmarks.training --shapes --finetune banking77/train.csv
 """
 
 
@@ -111,9 +116,7 @@ def _run(options: argparse.Namespace) -> int:
     torch.set_num_threads(options.threads)
     options.output.mkdir(parents=True, exist_ok=True)
     report = TrainingReport(machine=list(describe_machine(options.threads)))
-    for shape in options.shapes:
-        jobs = _jobs(shape, options)
-        title = f"{shape}, {jobs[0].case.num_rows} x {options.length} tokens"
+    for title, jobs in _cases(options):
         report.cases[title] = []
         # Jobs on a GPU would share its memory, so they run one after another.
         for group in [[job] for job in jobs] if options.device.type == "cuda" else [jobs]:
@@ -124,15 +127,28 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _jobs(shape: str, options: argparse.Namespace) -> list[TrainerJob]:
-    """Return the jobs of a model, ours first."""
+def _cases(options: argparse.Namespace) -> Iterator[tuple[str, list[TrainerJob]]]:
+    """Yield the title and the jobs of each case."""
+    for shape in options.shapes:
+        case = _pretraining_case(shape, options)
+        plain = HfSettings(num_rows=case.num_rows * _HF_ROWS.get(shape, 1))
+        jobs = _jobs(case, plain, options, compiles=options.compile)
+        yield f"{shape}, {case.num_rows} x {case.length} tokens", jobs
+    if options.finetune is not None:
+        texts = make_case(options.finetune, num_rows=_TEXTS_PER_STEP, length=options.length)
+        # By default, neither side compiles a finetuning run.
+        jobs = _jobs(texts, HfSettings(num_rows=texts.num_rows), options, compiles=False)
+        yield f"finetuning the default model, {texts.num_rows} texts per step", jobs
+
+
+def _pretraining_case(shape: str, options: argparse.Namespace) -> PretrainingCase:
     tokens = options.batch_tokens or _BATCH_TOKENS[options.device.type]
     num_rows = max(1, tokens // options.length)
     tokenizer, folder = options.tokenizer.resolve(), (options.output / "shards").resolve()
     shards = prepare(options.corpus, tokenizer / "tokenizer.json", folder)
     num_pieces = AlbertTokenizer.from_file(tokenizer / "tokenizer.json").vocab_size
     num_examples = _BATCHES_OF_EXAMPLES * num_rows
-    case = PretrainingCase(
+    return PretrainingCase(
         config=sized_config(shape, options.length, num_pieces),
         length=options.length,
         num_rows=num_rows,
@@ -140,15 +156,30 @@ def _jobs(shape: str, options: argparse.Namespace) -> list[TrainerJob]:
         examples=make_examples(shards, tokenizer, length=options.length, num_examples=num_examples),
         tokenizer=tokenizer,
     )
+
+
+def _jobs(
+    case: PretrainingCase | FinetuningCase,
+    plain: HfSettings,
+    options: argparse.Namespace,
+    *,
+    compiles: bool,
+) -> list[TrainerJob]:
+    """Return the jobs of a case, ours first.
+
+    Args:
+        plain: settings of `transformers`, to which its fastest settings are added on a CPU.
+    """
     ours = TrainerJob(
         case=case,
         hf=None,
         device=options.device,
         num_threads=options.threads,
-        compiles=options.compile,
+        compiles=compiles,
     )
-    plain = HfSettings(num_rows=num_rows * _HF_ROWS.get(shape, 1))
-    fastest = replace(plain, attention="eager", keeps_memory=True)
+    # Padding to the longest row makes similar lengths faster. The rows of pretraining are full.
+    groups_lengths = case.padded_length is None
+    fastest = replace(plain, attention="eager", keeps_memory=True, groups_lengths=groups_lengths)
     peers = [plain] if options.device.type == "cuda" else [plain, fastest]
     return [ours, *(replace(ours, hf=settings) for settings in peers)]
 
@@ -195,10 +226,16 @@ def _parser() -> argparse.ArgumentParser:
     shapes = ["small", "base"]
     add(
         "--shapes",
-        nargs="+",
+        nargs="*",
         choices=list(PRESETS),
         default=shapes,
-        help="sizes of the models (default: small base)",
+        help="sizes of the models to pretrain (default: small base)",
+    )
+    add(
+        "--finetune",
+        type=Path,
+        metavar="FILE",
+        help="labelled texts: also finetune the default model on them",
     )
     add("--length", type=parse_count, default=128, help="tokens per example (default: %(default)s)")
     add("--batch-tokens", type=parse_count, help="tokens per step (default: 4096; GPU: 65536)")

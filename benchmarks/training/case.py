@@ -51,6 +51,11 @@ class PretrainingCase:
     examples: Sequence[HfRow]
     tokenizer: Path
 
+    @property
+    def padded_length(self) -> int:
+        """The length of the rows of `transformers`."""
+        return self.length
+
     def build_ours(self, device: torch.device, *, compiles: bool) -> Run:
         """Return the run of this package, with the settings of both sides."""
         config = PretrainConfig(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.training.case import LR, HfRow, PretrainingCase
+from benchmarks.training.finetuning import FinetuningCase
 from training.data.examples import IGNORED
 from training.system.precision import product_dtype
 from training.system.process import keep_freed_memory
@@ -42,11 +43,13 @@ class HfSettings:
         num_rows: number of sequences per step (`per_device_train_batch_size`).
         attention: name of the attention implementation.
         keeps_memory: whether the process retains the memory that a step frees.
+        groups_lengths: whether a batch has rows of similar lengths.
     """
 
     num_rows: int
     attention: Literal["sdpa", "eager"] = "sdpa"
     keeps_memory: bool = False
+    groups_lengths: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +61,7 @@ class TrainerJob:
         compiles: whether the model is compiled.
     """
 
-    case: PretrainingCase
+    case: PretrainingCase | FinetuningCase
     hf: HfSettings | None
     device: torch.device
     num_threads: int
@@ -70,7 +73,8 @@ class TrainerJob:
         if self.hf is None:
             return "ours"
         memory = ", memory kept" if self.hf.keeps_memory else ""
-        return f"transformers ({self.hf.num_rows} rows, {self.hf.attention}{memory})"
+        grouped = ", grouped by length" if self.hf.groups_lengths else ""
+        return f"transformers ({self.hf.num_rows} rows, {self.hf.attention}{memory}{grouped})"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -171,9 +175,10 @@ def serve(connection: Connection, job: TrainerJob) -> None:
             return
 
 
-def pad_rows(rows: Sequence[HfRow], length: int) -> dict[str, Tensor]:
-    """Return a batch of rows padded to a length, with `attention_mask`."""
+def pad_rows(rows: Sequence[HfRow], length: int | None) -> dict[str, Tensor]:
+    """Return a batch of rows, padded to a length or to the longest row, with `attention_mask`."""
     sizes = torch.tensor([len(row["input_ids"]) for row in rows])
+    length = length or int(sizes.max())
     batch = {"attention_mask": (torch.arange(length) < sizes[:, None]).long()}
     for name, first in rows[0].items():
         if isinstance(first, int):
@@ -181,7 +186,7 @@ def pad_rows(rows: Sequence[HfRow], length: int) -> dict[str, Tensor]:
             continue
         batch[name] = torch.full((len(rows), length), IGNORED if name == "labels" else 0)
         for number, row in enumerate(rows):
-            batch[name][number, : len(row[name])] = torch.from_numpy(row[name])
+            batch[name][number, : len(row[name])] = torch.as_tensor(row[name])
     return batch
 
 
@@ -226,6 +231,7 @@ def _train_hf(connection: Connection, job: TrainerJob, settings: HfSettings) -> 
             dataloader_persistent_workers=on_gpu,
             dataloader_pin_memory=on_gpu,
             dataloader_drop_last=True,
+            train_sampling_strategy="group_by_length" if settings.groups_lengths else "random",
             remove_unused_columns=False,
             save_strategy="no",
             logging_strategy="no",
@@ -238,7 +244,7 @@ def _train_hf(connection: Connection, job: TrainerJob, settings: HfSettings) -> 
             model=job.case.make_hf_model(settings.attention),
             args=arguments,
             train_dataset=dataset,
-            data_collator=partial(pad_rows, length=job.case.length),
+            data_collator=partial(pad_rows, length=job.case.padded_length),
             callbacks=[TakeTurns()],
         )
         watch = Stopwatch(connection, job.device, lambda: int(trainer.num_tokens))

@@ -113,15 +113,20 @@ def test_both_sides_pretrain_on_the_same_tokens_masks_and_labels(tmp_path: Path)
         assert padded["sentence_order_label"][0] == batch.labels[0]
 
 
-def test_both_sides_train_and_are_in_the_table(tmp_path: Path) -> None:
+def test_both_sides_pretrain_and_finetune_and_are_in_the_tables(tmp_path: Path) -> None:
     words = ["--no-compile", "--rounds", "1", "--turn", "1s", "--threads", "1", "--device", "cpu"]
     words += ["--shapes", "small", "--length", "32", "--batch-tokens", "128"]
-    assert run_training([*words, "--output", str(tmp_path)]) == 0
+    texts = REPOSITORY / "tests" / "data" / "banking77" / "train.csv"
+    assert run_training([*words, "--finetune", str(texts), "--output", str(tmp_path)]) == 0
     tables = (tmp_path / "tables.md").read_text()
-    for name in ("**ours**", "transformers (8 rows, sdpa)", "transformers (8 rows, eager, memory"):
-        assert f"| {name}" in tables
-    (results,) = json.loads((tmp_path / "results.json").read_text())["cases"].values()
-    for result in results:
+    settings = ("8 rows, sdpa", "8 rows, eager, memory kept", "32 rows, sdpa")
+    grouped = "32 rows, eager, memory kept, grouped by length"
+    names = [f"transformers ({setting})" for setting in (*settings, grouped)]
+    for name in ("**ours**", *names):
+        assert f"| {name} |" in tables
+    cases = json.loads((tmp_path / "results.json").read_text())["cases"].values()
+    assert len(cases) == 2
+    for result in (result for results in cases for result in results):
         assert not result["failure"]
         assert result["turns"][0]["num_tokens"] > 0
         assert result["turns"][0]["seconds"] >= 1

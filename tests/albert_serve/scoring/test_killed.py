@@ -36,7 +36,9 @@ pytestmark = pytest.mark.process
         ),
     ],
 )
-def test_a_job_killed_at_each_file_operation_resumes(suffix: str, step: int, tmp_path: Path) -> None:
+def test_a_job_killed_at_each_file_operation_resumes(
+    suffix: str, step: int, tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", __name__, str(tmp_path), suffix, str(step)]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
