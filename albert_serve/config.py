@@ -142,17 +142,6 @@ class AlbertConfig:
         """Number of feed-forward blocks with distinct weights."""
         return len({ffn for _, ffn in self.layer_plan})
 
-    @property
-    def num_backbone_params(self) -> int:
-        """Number of stored parameters of embeddings, layers and pooler (11,683,584 for base)."""
-        e, h, f = self.embedding_size, self.hidden_size, self.ffn_size
-        tables = (self.vocab_size + self.max_positions + self.num_token_types) * e
-        embeddings = tables + 2 * e + (e + 1) * h
-        attention = 4 * (h * h + h) + 2 * h
-        ffn = (h + 1) * f + (f + 1) * h + 2 * h
-        pooler = h * h + h
-        return embeddings + self.num_attentions * attention + self.num_ffns * ffn + pooler
-
     def to_hf(self) -> dict[str, Any]:
         """Return the config as the keys of Hugging Face's `config.json`."""
         hf = {key: getattr(self, name) for name, key in _HF_KEYS.items()}

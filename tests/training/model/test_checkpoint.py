@@ -107,8 +107,6 @@ def test_every_sharing_is_stored_once_and_loads_unchanged(tmp_path: Path, sharin
     expected = parameters(model)
     assert tensors.keys() == expected.keys() == parameters(loaded).keys()
     assert sum(t.numel() for t in tensors.values()) == sum(p.numel() for p in model.parameters())
-    backbone = [t.numel() for name, t in tensors.items() if name.startswith("albert.")]
-    assert sum(backbone) == config.num_backbone_params
     for name, parameter in parameters(loaded).items():
         assert torch.equal(parameter, expected[name])
     if sharing in ("all", "none"):
