@@ -81,6 +81,16 @@ def test_values_have_the_same_limits_as_flags_and_in_python(
         assert f"argument --{name}: " in capsys.readouterr().err
 
 
+def test_the_help_states_each_default_once() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, AllOptions)
+    words = " ".join(parser.format_help().split())
+    for text in ("number of things (default: 3)", "sizes (default: 4 2)", "files (required)"):
+        assert text in words
+    assert words.count("(default: ") == 5
+    assert "seed (default: 7) --" in words
+
+
 def test_python_values_are_converted_to_the_types_of_the_options() -> None:
     """A single value becomes a tuple, and numbers of NumPy are allowed."""
     config = make_options(sizes=2, count=np.int64(5), rate=1, time="1.5h")
