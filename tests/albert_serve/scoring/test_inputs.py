@@ -180,6 +180,17 @@ def test_json_arrays_and_saved_datasets_are_read(tmp_path: Path) -> None:
     assert summary.first_error == f"{tmp_path}/in.json, record 2 is not a JSON object."
 
 
+def test_the_rest_of_a_line_over_the_limit_is_not_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("albert_serve.tables.formats.MAX_LINE_BYTES", 20)
+    source = tmp_path / "in.jsonl"
+    source.write_text(f'{{"text": "a"}}\n{{"text": "{"x" * 50}"}}\n{{"text": "b"}}\n')
+    scorer = HashScorer()
+    summary = score(source, tmp_path / "out.jsonl", scorer)
+    assert (scorer.texts, summary.num_rows, summary.num_errors) == (["a", "b"], 3, 1)
+
+
 def test_csv_rows_with_missing_or_additional_fields_or_not_utf_8_are_errors(tmp_path: Path) -> None:
     source = tmp_path / "in.csv"
     source.write_bytes(b"\xef\xbb\xbfid,text\n1,a\n2\n3,b,c\n\n4,\xff\n")

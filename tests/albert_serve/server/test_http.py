@@ -117,6 +117,11 @@ def test_the_limits_of_a_head_are_exact_if_the_body_follows_immediately(
     assert f"X-Request-ID: {error['request_id']}".encode() in reply_head
 
 
+def test_a_large_body_does_not_count_as_head(address: tuple[str, int]) -> None:
+    head = OK_HEAD + CLOSE + b"Content-Length: 3000000\r\n\r\n"
+    assert exchange(address, head, b"b" * 3_000_000).endswith(b"\r\n\r\n3000000")
+
+
 UPGRADES = {
     "h2c": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n",
     "websocket": b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",

@@ -26,6 +26,7 @@ from training.tasks.classification.metrics import (
     TextPredictions,
     calibration_error,
     calibration_metrics,
+    fit_temperature,
 )
 from training.tasks.question_answering.files import Question
 from training.tasks.question_answering.metrics import (
@@ -161,6 +162,18 @@ def test_the_temperature_is_the_factor_by_which_logits_are_too_sharp(
     metrics = calibration_metrics(logits_NK * sharpness, targets)
     assert metrics["temperature"] == pytest.approx(sharpness, rel=0.1)
     assert metrics["calibration_error"] < 0.02 < 0.1 < metrics["raw_calibration_error"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "distance"), [([0, 1], 2), ([[1, 0], [0, 1]], 1)], ids=["one label", "two labels"]
+)
+def test_the_temperature_of_right_predictions_has_smoothed_targets(
+    targets: list[Any], distance: int
+) -> None:
+    """With two texts, a smoothed target is 7/8 (Platt scaling)."""
+    logits_NK = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
+    temperature = fit_temperature(logits_NK, torch.tensor(targets))
+    assert temperature == pytest.approx(distance / math.log(7), rel=1e-3)
 
 
 def test_the_calibration_error_is_the_weighted_mean_gap_of_the_bins() -> None:
