@@ -50,6 +50,9 @@ def test_a_step_has_pairs_of_about_as_many_tokens_as_masked_rows(text_streams: A
     for length, num_processes, num_rows in ((4, 1, 12), (16, 1, 3), (16, 2, 2), (512, 2, 2)):
         streams = text_streams(world=World(size=num_processes))
         assert streams.pairs(length=length, **options).slicing.num_rows == num_rows
+    # A row of pairs has both orders, so it has 2 * 4 tokens.
+    pairs = text_streams(max_batch_tokens=32).pairs(length=4, **options)
+    assert pairs.slicing.rows_per_batch == 4
 
 
 def test_rows_divide_among_the_processes(text_streams: Any) -> None:
