@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -95,6 +96,22 @@ def test_segments_are_parts_of_the_original_code_s_chunks(
     assert next(rows, None) is None
 
 
+@settings(deadline=None, max_examples=60)
+@given(corpora.filter(lambda documents: len(documents) > 1), st.integers(8, 70), st.integers(0, 99))
+def test_nsp_has_label_0_for_the_next_segment_and_1_for_another_document(
+    documents: list[list[int]], length: int, seed: int
+) -> None:
+    begins = [bounds[0] for bounds in document_bounds(documents)]
+    examples = build(documents, "nsp", length, seed=seed)
+    assert len(examples.labels) >= len(documents)
+    for (a, b, c, d), label in zip(examples.bounds.tolist(), examples.labels.tolist(), strict=True):
+        first, second = (bisect_right(begins, begin) for begin in (a, c))
+        assert label == (first != second)
+        assert a < b
+        assert c < d
+        assert label == 1 or b <= c
+
+
 @pytest.mark.parametrize("task", ["sop", "nsp", "none"])
 def test_examples_are_determined_by_the_seed_the_epoch_and_the_part(task: SentenceTask) -> None:
     part = make_part([[5, 9, 3, 7, 12] * 4] * 20)
@@ -152,6 +169,18 @@ def test_both_segments_of_a_pair_are_adjacent_complete_sentences_of_a_document(
         assert min(second - first, end - second) >= min_sentences
         assert np.searchsorted(begins, a, "right") == np.searchsorted(begins, d, "left")
     assert (examples.bounds[1:, 0] >= examples.bounds[:-1, 3]).all()
+
+
+@pytest.mark.parametrize(("length", "num_pairs"), [(12, 1), (11, 0)])
+def test_a_pair_may_be_as_long_as_the_length(length: int, num_pairs: int) -> None:
+    """A pair has three special tokens."""
+    pairs = build_examples(
+        make_part([[5, 4]]),
+        ExampleSettings(length=length, sentence_task="pairs"),
+        seed=0,
+        epoch=0,
+    )
+    assert len(pairs.labels) == num_pairs
 
 
 def test_a_batch_has_each_pair_in_both_orders_and_no_mask(shards: Shards) -> None:
