@@ -258,6 +258,8 @@ def test_the_first_64_tokens_of_the_first_100_lines_are_compared(
     compare(replace(source, config=config), tokenizer, runner, runner, {}, [file])
     assert Counter(item.task for item in runner.inputs) == dict.fromkeys(source.heads, 200)
     assert {len(item.ids) for item in runner.inputs} == {64}
+    tasks_of_pairs = {item.task for item in runner.inputs if 1 in item.types}
+    assert tasks_of_pairs == {"sentence-order", "question-answering"}
 
 
 def test_a_broken_int8_bundle_is_written_only_with_force(

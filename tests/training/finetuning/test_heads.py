@@ -109,7 +109,9 @@ def test_few_texts_train_the_encoder_before_the_head_is_fitted(
 ) -> None:
     train, dev = (excerpt(name, tmp_path) for name in ("train.csv", "dev.csv"))
     assert run(options(train), tmp_path / "run", "--validation", str(dev)) == 0
-    assert "10 texts of 2 labels are few" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "10 texts of 2 labels are few" in output
+    assert "separate the labels in 50 steps" in output
     assert best_step(tmp_path / "run") == 0
     assert accuracies(tmp_path / "run")[0] > 0.8
     before, after = read_weights(START), read_weights(tmp_path / "run" / "best")
