@@ -228,6 +228,13 @@ def test_impossible_options_print_one_line_and_start_no_run(
     assert message in startup_error(capsys, tmp_path / "run")
 
 
+@pytest.mark.parametrize("words", ["--text-class a.csv", "--head x --text-class a.csv"])
+def test_options_cannot_be_abbreviated(words: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["--output", "run", *words.split()])
+    assert "--text-class" in capsys.readouterr().err
+
+
 def test_all_faults_of_the_data_are_listed_together(
     finetune_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
