@@ -130,6 +130,14 @@ def test_a_file_without_the_expected_columns_or_format_is_an_error(
     assert [file.name for file in tmp_path.iterdir()] == ["in.csv"]
 
 
+def test_lines_of_a_csv_may_end_in_carriage_returns(tmp_path: Path) -> None:
+    """Excel for Mac writes such files."""
+    (tmp_path / "in.csv").write_bytes(b"id,text\r1,a\r2,b\r")
+    scorer = HashScorer()
+    score(tmp_path / "in.csv", tmp_path / "out.jsonl", scorer)
+    assert scorer.texts == ["a", "b"]
+
+
 # Excel writes the second combination as "Unicode text".
 @pytest.mark.parametrize(("delimiter", "encoding"), [(";", "utf-8-sig"), ("\t", "utf-16")])
 def test_a_csv_may_have_other_delimiters_and_encodings(
