@@ -151,6 +151,14 @@ def test_a_reply_may_have_the_token_embeddings_of_6_texts_of_512_tokens(
         prepare_request(task, read("feature-extraction", [*texts, texts[0]], pooling="none"))
 
 
+def test_each_prediction_for_a_mask_counts_its_entry_and_the_tokens_of_its_text(
+    task_setup: TaskSetup,
+) -> None:
+    task = open_task("fill-mask", task_setup)
+    (prepared,) = prepare_request(task, read("fill-mask", "[MASK] [MASK]", top_k=3))
+    assert prepared.answer_bytes == 2 * 3 * (500 + 8 * 4)
+
+
 def test_a_question_may_compare_at_most_2_to_the_24_spans(task_setup: TaskSetup) -> None:
     longest, too_long = ({"question": "a", "context": "a " * n} for n in (32_768, 32_769))
     assert prepare(task_setup, "question-answering", longest, max_answer_len=512)
