@@ -31,6 +31,7 @@ def test_info_describes_a_bundle(bundle_dir: Path, capsys: pytest.CaptureFixture
     info = json.loads(capsys.readouterr().out)
     labels = {task["name"]: task["labels"] for task in info["tasks"]}
     assert labels["text-classification"] == ["negative", "positive"]
+    assert labels["question-answering"] is None
     sizes = info["card"]["sizes"]
     assert (sizes["hidden_size"], sizes["num_layers"]) == (64, 3)
     assert sizes["weights_bytes"] == (bundle_dir / "model.safetensors").stat().st_size
