@@ -47,8 +47,6 @@ _BATCH_TOKENS: Final = {"cpu": 4096, "cuda": 65536}
 # batch size than ours.
 _HF_ROWS: Final = {"small": 2}
 _BATCHES_OF_EXAMPLES: Final = 32
-# Default of `albert-serve finetune`.
-_TEXTS_PER_STEP: Final = 32
 _GB: Final = 1e9
 _EXAMPLES: Final = r"""examples:
   python -m benchmarks.training
@@ -135,7 +133,7 @@ def _cases(options: argparse.Namespace) -> Iterator[tuple[str, list[TrainerJob]]
         jobs = _jobs(case, plain, options, compiles=options.compile)
         yield f"{shape}, {case.num_rows} x {case.length} tokens", jobs
     if options.finetune is not None:
-        texts = make_case(options.finetune, num_rows=_TEXTS_PER_STEP, length=options.length)
+        texts = make_case(options.finetune, length=options.length)
         # By default, neither side compiles a finetuning run.
         jobs = _jobs(texts, HfSettings(num_rows=texts.num_rows), options, compiles=False)
         yield f"finetuning the default model, {texts.num_rows} texts per step", jobs
@@ -177,7 +175,7 @@ def _jobs(
         num_threads=options.threads,
         compiles=compiles,
     )
-    # Padding to the longest row makes similar lengths faster. The rows of pretraining are full.
+    # Rows of a fixed length are padded to it, whatever the other rows' lengths.
     groups_lengths = case.padded_length is None
     fastest = replace(plain, attention="eager", keeps_memory=True, groups_lengths=groups_lengths)
     peers = [plain] if options.device.type == "cuda" else [plain, fastest]

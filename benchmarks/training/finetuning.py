@@ -17,12 +17,12 @@ from benchmarks.training.case import LR, HfRow
 from training.finetuning.config import FinetuneConfig
 from training.finetuning.model import Start, labels_of, load_start
 from training.finetuning.plan import plan_of
-from training.finetuning.recipes import hyperparameters_of
+from training.finetuning.recipes import DEFAULTS, hyperparameters_of
 from training.finetuning.tasks import read_tasks, setup_of
 from training.loop.distributed import World
 from training.loop.driver import build_run
 from training.loop.step import Run
-from training.tasks.classification.files import read_splits
+from training.tasks.classification.files import labelled_examples, read_splits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class FinetuningCase:
     """A file of labelled texts, and the number of texts per step.
 
     Attributes:
-        examples: examples of the texts for `transformers`, made by `make_rows`.
+        examples: examples of the texts for `transformers`, made by `make_case`.
     """
 
     texts: Path
@@ -41,7 +41,7 @@ class FinetuningCase:
 
     @property
     def padded_length(self) -> None:
-        """The length of the rows of `transformers`: as long as the longest row of a batch."""
+        """No fixed length: `transformers` pads the rows of a batch to its longest row."""
         return
 
     def build_ours(self, device: torch.device, *, compiles: bool) -> Run:
@@ -84,16 +84,21 @@ class FinetuningCase:
         )
 
 
-def make_case(texts: Path, *, num_rows: int, length: int) -> FinetuningCase:
+def make_case(texts: Path, *, length: int) -> FinetuningCase:
     """Read and tokenise a file of labelled texts."""
     splits = read_splits({"training": [texts]})
     tokenizer = AlbertTokenizer.from_file(shipped_bundle() / "tokenizer.json")
-    rows: list[HfRow] = []
-    for text in splits.texts["training"]:
-        encoding = tokenizer.encode(text.text, text.pair)
-        ids = [*encoding.ids[: length - 1], encoding.ids[-1]]
-        types = encoding.types[: len(ids)]
-        rows.append({"input_ids": ids, "token_type_ids": types, "labels": text.label})
+    examples, _ = labelled_examples(
+        splits.texts["training"], tokenizer, length=length, truncation=True
+    )
+    rows: list[HfRow] = [
+        {"input_ids": example.ids, "token_type_ids": example.types, "labels": example.target}
+        for example in examples
+    ]
     return FinetuningCase(
-        texts=texts, num_rows=num_rows, length=length, num_labels=len(splits.names), examples=rows
+        texts=texts,
+        num_rows=DEFAULTS["batch_size"][0],
+        length=length,
+        num_labels=len(splits.names),
+        examples=rows,
     )

@@ -144,7 +144,11 @@ def _held_out(tasks: Sequence[TrainingTask], config: FinetuneConfig) -> _HeldOut
     combined = Validation(
         batches=[batch for validation in validations for batch in validation.batches],
         tasks=tuple(task.name for task in classifiers),
-        metrics={task.name: task.metrics.calibrated for task in classifiers},
+        metrics={
+            head: metric
+            for validation in validations
+            for head, metric in validation.metrics.items()
+        },
         selecting_metrics={task.name: task.metric for task in classifiers},
     )
     return _HeldOut(combined, selection)

@@ -247,6 +247,7 @@ class Trainer:
         )
 
         def tick() -> None:
+            # A disabled bar has no `mininterval`.
             while not (bar.disable or is_done.wait(max(1.0, bar.mininterval))):
                 bar.set_postfix_str("compiling")
 

@@ -81,7 +81,7 @@ class ValidationMetrics:
         """The metric that selects the best checkpoint."""
         return self.metric or (self.official[0] if len(self.official) == 1 else COMBINED)
 
-    def figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
+    def _figures(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
         """Return the metrics of logits (N, K), and the mean of the official metrics.
 
         Macro-F1 is always included for labels, because accuracy hides rare labels.
@@ -95,7 +95,7 @@ class ValidationMetrics:
 
     def calibrated(self, logits_NK: Tensor, targets_N: Tensor) -> dict[str, float]:
         """Return the metrics and, except for a regression, the calibration metrics."""
-        figures = self.figures(logits_NK, targets_N)
+        figures = self._figures(logits_NK, targets_N)
         if self.problem != "regression":
             figures |= calibration_metrics(logits_NK.float(), targets_N)
         return figures
