@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,10 +35,14 @@ def on_event_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, N
 
 
 class FakeEngine:
-    """An engine that answers with the token ids, and fails on batches with the id POISON."""
+    """An engine that answers with the token ids, and fails on batches with the id POISON.
 
-    def __init__(self, max_batch_tokens: int = 64) -> None:
+    It pauses in every second batch, so that other threads run in between.
+    """
+
+    def __init__(self, max_batch_tokens: int = 64, pause_s: float = 0.0) -> None:
         self.max_batch_tokens = max_batch_tokens
+        self._pause_s = pause_s
         self.batches: list[list[list[int]]] = []
         self.open = threading.Event()
         self.open.set()
@@ -45,6 +50,7 @@ class FakeEngine:
     def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
         self.batches.append([item.ids for item in inputs])
         assert self.open.wait(timeout=10)
+        time.sleep(self._pause_s * (len(self.batches) % 2))
         if any(POISON in item.ids for item in inputs):
             raise EngineError("poison")
         return [np.array([item.ids], np.float32) for item in inputs]
@@ -65,15 +71,10 @@ def some_inputs(tasks: Sequence[str], seed: int = 0) -> list[EncoderInput]:
     ]
 
 
-def make_limits(**settings: Any) -> Limits:
+def make_limits(max_held_bytes: int = 1 << 20, **settings: Any) -> Limits:
     """Return the limits of a model with these settings."""
-    large = LargeRequests(max_bytes=settings.pop("max_held_bytes", 1 << 20))
+    large = LargeRequests(max_bytes=max_held_bytes)
     return Limits("tiny", Settings(bundle=Path("tiny"), **settings), large, BatchObserver())
-
-
-def make_batcher(engine: FakeEngine, max_queue_tokens: int = 1_000_000) -> Batcher:
-    limits = make_limits(max_queue_tokens=max_queue_tokens)
-    return Batcher(engine, check_room=limits.check_tokens)
 
 
 @asynccontextmanager

@@ -1,48 +1,33 @@
-"""The queue: the result of each caller, its limit, cancelled and expired requests, and closing."""
+"""The queue: the result of each caller, cancelled and expired requests, and closing."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import threading
-from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from albert_serve.batching.queue import Batcher, BatchObserver
 from albert_serve.errors import DeadlineExceededError, EngineError, NotReadyError, QueueFullError
-from albert_serve.tasks.base import EncoderInput, Logits
 from tests.albert_serve.batching.engines import (
     POISON,
     FakeEngine,
     busy,
-    make_batcher,
     make_input,
+    make_limits,
     on_event_loop,
     submit,
 )
 
 
 @on_event_loop
-async def test_a_full_queue_rejects_requests_and_says_when_to_retry() -> None:
-    engine = FakeEngine()
-    batcher = make_batcher(engine, max_queue_tokens=100)
-    async with busy(engine, batcher, [1] * 50):
-        await submit(batcher, [2] * 90)
-        with pytest.raises(QueueFullError, match=r"11 tokens .* 10 more tokens") as caught:
-            await batcher.run([make_input([3] * 11)], 10.0)
-        assert caught.value.retry_after_s == 1
-        await submit(batcher, [3] * 10)
-        with pytest.raises(QueueFullError, match=" 0 more tokens"):
-            await batcher.run([make_input([3])], 10.0)
-        assert batcher.num_queued_tokens == 100
-
-
-@on_event_loop
 async def test_cancelled_and_expired_requests_are_never_computed() -> None:
-    engine = FakeEngine()
-    batcher = make_batcher(engine)
+    """The observer gets the size of each batch, with and without padding."""
+    engine, observer = FakeEngine(), Mock(BatchObserver)
+    batcher = Batcher(engine, observer=observer)
     async with busy(engine, batcher, [1]):
         cancelled = await submit(batcher, [2])
         cancelled.cancel()
@@ -50,24 +35,21 @@ async def test_cancelled_and_expired_requests_are_never_computed() -> None:
         errors = await asyncio.gather(cancelled, expired, return_exceptions=True)
         assert [type(error) for error in errors] == [asyncio.CancelledError, DeadlineExceededError]
         assert batcher.num_queued_tokens == 0
-    assert engine.batches == [[[1]]]
-
-
-class PausingEngine(FakeEngine):
-    """An engine that pauses in every second batch, so that other threads run in between."""
-
-    def run_batch(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        answers = super().run_batch(inputs)
-        threading.Event().wait(0.0005 * (len(self.batches) % 2))
-        return answers
+        calls = [await submit(batcher, ids) for ids in ([4] * 3, [5])]
+    assert engine.batches == [[[1]], [[4] * 3, [5]]]
+    assert all(call.done() for call in calls)
+    observer.cancelled.assert_called_once_with("fill-mask")
+    (report,) = observer.batch.call_args.args
+    assert (report.num_inputs, report.num_tokens, report.num_padded_tokens) == (2, 4, 6)
+    assert min(report.queue_delays_s["fill-mask"]) > 0
 
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_each_caller_gets_its_own_result_under_random_load(seed: int) -> None:
     chance = random.Random(seed)
-    engine = PausingEngine()
-    batcher = make_batcher(engine, max_queue_tokens=400)
+    engine = FakeEngine(pause_s=0.0005)
+    batcher = Batcher(engine, check_room=make_limits(max_queue_tokens=400).check_tokens)
 
     async def call(inputs: list[list[int]], deadline_s: float) -> None:
         try:
@@ -108,7 +90,7 @@ def test_each_caller_gets_its_own_result_under_random_load(seed: int) -> None:
 @on_event_loop
 async def test_closing_waits_for_accepted_requests_and_rejects_new_ones() -> None:
     engine = FakeEngine(max_batch_tokens=1)
-    batcher = make_batcher(engine)
+    batcher = Batcher(engine)
     async with busy(engine, batcher, [0]) as running:
         accepted = [await submit(batcher, [number]) for number in range(1, 5)]
         closing = asyncio.create_task(batcher.close())

@@ -19,26 +19,21 @@ S_PER_TOKEN = 0.01
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Arrival:
+class Arrival(QueuedRequest):
     """A request, the time of its arrival, and the time when its caller leaves.
 
     Attributes:
         served: the indices of the inputs that were in a batch.
     """
 
-    lengths: list[int]
+    ends_s: float = math.inf
     arrival_s: float = 0.0
     leaves_s: float = math.inf
-    timeout_s: float = math.inf
-    request: QueuedRequest = field(init=False)
     served: list[int] = field(default_factory=list)
     is_expired: bool = False
 
-    def __post_init__(self) -> None:
-        self.request = QueuedRequest(lengths=self.lengths, ends_s=self.arrival_s + self.timeout_s)
-
     @property
-    def is_short(self) -> bool:
+    def has_few_tokens(self) -> bool:
         return sum(self.lengths) <= SHORT_TOKENS
 
     @property
@@ -49,12 +44,11 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One batch, the requests that waited before it, and the requests that expired."""
+    """One batch, and the requests that waited before it."""
 
     now_s: float
     waiting: list[Arrival]
     members: list[tuple[Arrival, int]]
-    expired: list[Arrival]
 
     @property
     def seed(self) -> Arrival:
@@ -71,10 +65,9 @@ class Step:
 
 def simulate(arrivals: Sequence[Arrival]) -> Iterator[Step]:
     """Serve all requests. After each step, compare the size of the queue with the arrivals."""
-    scheduler: Scheduler[QueuedRequest] = Scheduler(
+    scheduler: Scheduler[Arrival] = Scheduler(
         max_batch_tokens=MAX_BATCH_TOKENS, call_overhead_tokens=CALL_OVERHEAD
     )
-    arrival_of = {arrival.request: arrival for arrival in arrivals}
     future = sorted(arrivals, key=lambda arrival: arrival.arrival_s)
     waiting: list[Arrival] = []
     now_s = 0.0
@@ -82,19 +75,15 @@ def simulate(arrivals: Sequence[Arrival]) -> Iterator[Step]:
         if not waiting:
             now_s = max(now_s, future[0].arrival_s)
         while future and future[0].arrival_s <= now_s:
-            scheduler.add(future[0].request)
+            scheduler.add(future[0])
             waiting.append(future.pop(0))
         for arrival in [arrival for arrival in waiting if arrival.leaves_s <= now_s]:
-            scheduler.remove(arrival.request)
+            scheduler.remove(arrival)
             waiting.remove(arrival)
         batch = scheduler.take(now_s)
-        step = Step(
-            now_s=now_s,
-            waiting=list(waiting),
-            members=[(arrival_of[request], index) for request, index in batch.members],
-            expired=[arrival_of[request] for request in batch.expired],
-        )
-        for arrival in step.expired:
+        step = Step(now_s=now_s, waiting=list(waiting), members=batch.members)
+        for arrival in batch.expired:
+            assert arrival.ends_s <= now_s
             arrival.is_expired = True
             waiting.remove(arrival)
         for arrival, index in step.members:
@@ -114,7 +103,7 @@ LENGTHS = st.lists(st.integers(1, 90) | st.integers(18, 24), min_size=1, max_siz
 SECONDS = st.floats(0, 30)
 PATIENT = st.builds(Arrival, lengths=LENGTHS, arrival_s=SECONDS)
 IMPATIENT = st.builds(
-    Arrival, lengths=LENGTHS, arrival_s=SECONDS, leaves_s=SECONDS, timeout_s=st.floats(0, 20)
+    Arrival, lengths=LENGTHS, arrival_s=SECONDS, leaves_s=SECONDS, ends_s=st.floats(0, 40)
 )
 PATIENT_CROWDS = st.lists(PATIENT, min_size=1, max_size=25)
 IMPATIENT_CROWDS = st.lists(IMPATIENT, min_size=1, max_size=25)
@@ -126,26 +115,24 @@ def test_every_input_is_served_once_unless_its_request_expires_or_is_removed(
     arrivals: list[Arrival],
 ) -> None:
     for step in simulate(arrivals):
-        assert all(arrival.request.ends_s <= step.now_s for arrival in step.expired)
         for arrival, _ in step.members:
-            assert arrival.request.ends_s > step.now_s
-            assert arrival.leaves_s > step.now_s
+            assert min(arrival.ends_s, arrival.leaves_s) > step.now_s
     for arrival in arrivals:
         assert len(set(arrival.served)) == len(arrival.served)
         may_be_incomplete = arrival.is_expired or arrival.leaves_s < math.inf
         assert may_be_incomplete or not arrival.remaining
 
 
-def is_within_limits(lengths: Sequence[int]) -> bool:
+def is_within_limits(
+    lengths: Sequence[int], max_tokens: int = MAX_BATCH_TOKENS, max_padding: float = CALL_OVERHEAD
+) -> bool:
     num_padded = len(lengths) * max(lengths)
-    return num_padded <= MAX_BATCH_TOKENS and num_padded - sum(lengths) <= CALL_OVERHEAD
+    return num_padded <= max_tokens and num_padded - sum(lengths) <= max_padding
 
 
 @settings(max_examples=100, deadline=None)
 @given(arrivals=PATIENT_CROWDS)
-def test_a_batch_is_within_its_limits_and_as_full_as_they_allow(
-    arrivals: list[Arrival],
-) -> None:
+def test_a_batch_is_within_its_limits_and_as_full_as_they_allow(arrivals: list[Arrival]) -> None:
     for step in simulate(arrivals):
         assert is_within_limits(step.lengths) or len(step.lengths) == 1
         for arrival in step.waiting:
@@ -161,7 +148,8 @@ def test_a_request_waits_for_at_most_one_batch_of_each_earlier_request_of_its_si
     max_waits: dict[Arrival, int] = {}  # the number of batches that may precede the next one
     for step in simulate(arrivals):
         served = {arrival for arrival, _ in step.members}
-        rivals = [arrival for arrival in step.waiting if arrival.is_short == step.seed.is_short]
+        has_few_tokens = step.seed.has_few_tokens
+        rivals = [item for item in step.waiting if item.has_few_tokens == has_few_tokens]
         for arrival in rivals:
             max_wait = max_waits.get(arrival, len(rivals) - 1)
             assert max_wait >= 0
@@ -179,16 +167,18 @@ def test_short_requests_get_no_more_compute_than_waiting_large_requests(
     )
     lead = 0  # the compute of short requests minus large requests, since its minimum
     for step in simulate(arrivals):
-        if len({arrival.is_short for arrival in step.waiting}) == 2:
-            lead = max(0, lead + (step.cost_tokens if step.seed.is_short else -step.cost_tokens))
+        if len({arrival.has_few_tokens for arrival in step.waiting}) == 2:
+            cost_tokens = step.cost_tokens if step.seed.has_few_tokens else -step.cost_tokens
+            lead = max(0, lead + cost_tokens)
             assert lead <= 2 * max_cost
 
 
 def test_many_large_requests_delay_a_short_request_by_at_most_one_batch() -> None:
     large = [Arrival(lengths=[60]) for _ in range(20)]
-    short = [Arrival(lengths=[10], arrival_s=arrival_s) for arrival_s in (0.1, 5.0)]
-    (first, *_) = simulate([Arrival(lengths=[60]), Arrival(lengths=[10])])
-    assert first.lengths == [10]
+    short = [Arrival(lengths=[SHORT_TOKENS], arrival_s=arrival_s) for arrival_s in (0.1, 5.0)]
+    for length, first_lengths in ((SHORT_TOKENS, [SHORT_TOKENS]), (SHORT_TOKENS + 1, [60])):
+        (first, *_) = simulate([Arrival(lengths=[60]), Arrival(lengths=[length])])
+        assert first.lengths == first_lengths
     steps = list(simulate([*large, *short]))
     for arrival in short:
         arrived_at = next(n for n, step in enumerate(steps) if step.now_s >= arrival.arrival_s)
@@ -202,16 +192,16 @@ def test_a_batch_has_similar_lengths_and_takes_inputs_of_requests_in_turn() -> N
         members = [arrival for arrival, _ in step.members]
         assert members.count(first) == members.count(second) == 4
     steps = list(simulate([Arrival(lengths=[length]) for length in (20, 3, 19, 4, 5, 3, 21)]))
-    assert [sorted(step.lengths) for step in steps] == [[3, 3, 4, 5], [19, 20, 21]]
+    assert [step.lengths for step in steps] == [[3, 3, 4, 5], [20, 19, 21]]
 
 
 @given(
-    lengths=st.lists(st.integers(1, 512), max_size=60),
-    max_tokens=st.sampled_from([1, 600, 4096]),
+    lengths=st.lists(st.integers(1, 4) | st.integers(1, 512), max_size=60),
+    max_tokens=st.sampled_from([1, 12, 4096]),
     max_padding=st.sampled_from([0, 16, math.inf]),
     is_ascending=st.booleans(),
 )
-def test_batches_have_every_index_once_and_stay_within_the_limits(
+def test_batches_have_every_index_once_and_are_as_full_as_the_limits_allow(
     lengths: list[int], max_tokens: int, max_padding: float, is_ascending: bool
 ) -> None:
     order = sorted(
@@ -219,11 +209,11 @@ def test_batches_have_every_index_once_and_stay_within_the_limits(
     )
     batches = cut_batches(order, lengths, max_tokens, max_padding_tokens=max_padding)
     assert [index for batch in batches for index in batch] == order
-    for batch in batches:
+    for number, batch in enumerate(batches):
         members = [lengths[index] for index in batch]
-        padded = len(members) * max(members)
-        assert padded <= max_tokens or len(members) == 1
-        assert padded - sum(members) <= max_padding
+        assert is_within_limits(members, max_tokens, max_padding) or len(members) == 1
+        for first, *_ in batches[number + 1 : number + 2]:
+            assert not is_within_limits([*members, lengths[first]], max_tokens, max_padding)
     if not is_ascending:
         grouped = group_by_length(lengths, max_tokens, max_padding_tokens=max_padding)
         assert grouped == batches
