@@ -10,7 +10,6 @@ import pytest
 
 from albert_serve.client import AlbertClient
 from tests.albert_serve.client.support import (
-    KINDS,
     URL,
     Answer,
     AnyClient,
@@ -29,7 +28,7 @@ def albert(service: RunningService) -> Iterator[AlbertClient]:
         yield client
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["sync", "async"])
 def kind(request: pytest.FixtureRequest) -> str:
     """The kind of client: sync or async."""
     return str(request.param)

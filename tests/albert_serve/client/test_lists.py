@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import threading
@@ -14,18 +13,9 @@ import httpx
 import pytest
 
 from albert_serve.api import wire
-from albert_serve.client import AsyncAlbertClient
-from albert_serve.errors import (
-    BodyTooLargeError,
-    InvalidInputError,
-    NoMaskError,
-    RequestError,
-    UnauthorizedError,
-)
+from albert_serve.errors import BodyTooLargeError, InvalidInputError, NoMaskError, UnauthorizedError
 from tests.albert_serve.client.support import (
-    URL,
     Answer,
-    FakeService,
     MakeClient,
     MakeService,
     answer_pairs,
@@ -34,7 +24,6 @@ from tests.albert_serve.client.support import (
     limits,
     numbers_of,
     pairs,
-    reject_pair,
 )
 from tests.albert_serve.support import MAX_ITEMS, RunningService
 
@@ -85,66 +74,65 @@ def test_requests_are_as_large_as_the_limit_of_bytes_allows() -> None:
 def test_a_list_that_is_too_large_for_one_request_is_halved() -> None:
     too_much = [error_response(422, "too_much_at_once"), error_response(413, "body_too_large")]
     client, received = client_with_responses(
-        limits(100), *too_much, replies(1), replies(2), replies(3, 4)
+        limits(100), *too_much, replies(1), replies(2), replies(3, 4, 5)
     )
-    assert numbers_of(client.sentence_order(pairs(4))) == [1, 2, 3, 4]
-    assert sent_numbers(received) == [[0, 1, 2, 3], [0, 1], [0], [1], [2, 3]]
+    assert numbers_of(client.sentence_order(pairs(5))) == [1, 2, 3, 4, 5]
+    assert sent_numbers(received) == [[0, 1, 2, 3, 4], [0, 1], [0], [1], [2, 3, 4]]
 
 
-TWO_ERRORS = "inputs[1]: bad; inputs[0]: inputs[0]"
-
-
-@pytest.mark.parametrize(
-    ("responses", "error", "message", "requests"),
-    [
-        (
-            [limits(2), replies(0, 0), error_response(422, "no_mask", error=TWO_ERRORS)],
-            NoMaskError,
-            r"^inputs\[3\]: bad; inputs\[2\]: inputs\[0\]$",
-            [[0, 1], [2, 3]],
-        ),
-        (  # the last pair exceeds the limit of bytes by itself
-            [limits(100, 50), *[replies(0)] * 3, error_response(413, "body_too_large")],
-            BodyTooLargeError,
-            r"^inputs\[3\]: no$",
-            [[0], [1], [2], [3]],
-        ),
-    ],
-)
-def test_the_error_of_an_item_has_its_index_in_the_complete_list(
-    responses: list[httpx.Response],
-    error: type[RequestError],
-    message: str,
-    requests: list[list[int]],
-) -> None:
-    client, received = client_with_responses(*responses)
-    with pytest.raises(error, match=message) as caught:
-        client.sentence_order(pairs(4, length=40))
+def test_the_error_of_an_item_has_its_index_in_the_complete_list() -> None:
+    two_errors = error_response(422, "no_mask", error="inputs[1]: bad; inputs[0]: inputs[0]")
+    client, received = client_with_responses(limits(2), replies(0, 0), two_errors)
+    message = r"^inputs\[3\]: bad; inputs\[2\]: inputs\[0\]$"
+    with pytest.raises(NoMaskError, match=message) as caught:
+        client.sentence_order(pairs(4))
     assert caught.value.request_id == "r1"
-    assert sent_numbers(received) == requests
+    assert sent_numbers(received) == [[0, 1], [2, 3]]
+    # The last pair exceeds the limit of bytes by itself.
+    too_large = error_response(413, "body_too_large")
+    client, received = client_with_responses(limits(100, 50), *[replies(0)] * 3, too_large)
+    with pytest.raises(BodyTooLargeError, match=r"^inputs\[3\]: no$"):
+        client.sentence_order(pairs(4, length=40))
+    assert sent_numbers(received) == [[0], [1], [2], [3]]
 
 
-@pytest.mark.parametrize("limit", [1, 4])
+@pytest.mark.parametrize(("options", "limit"), [({"max_concurrency": 1}, 1), ({}, 8)])
 def test_concurrent_requests_stay_within_the_limit_and_answers_keep_their_order(
-    fake_service: MakeService, limit: int
+    fake_service: MakeService, options: dict[str, int], limit: int
 ) -> None:
     def answer(numbers: list[int]) -> tuple[int, Any]:
-        assert service.wait_for_concurrency(limit)
+        assert service.wait_for(lambda: service.max_open >= limit)
         time.sleep(0.01 * (numbers[0] % 3))  # later requests may end first
         return answer_pairs(numbers)
 
-    client, service = fake_service(answer, max_items=2, max_concurrency=limit)
+    client, service = fake_service(answer, max_items=2, **options)
     assert numbers_of(client.sentence_order(pairs(21))) == list(range(21))
     assert service.max_open == limit
     assert sorted(itertools.chain(*service.requests)) == list(range(21))
+
+
+def test_a_part_is_retried_without_limit_while_other_parts_are_answered(
+    fake_service: MakeService,
+) -> None:
+    def answer(numbers: list[int]) -> tuple[int, Any]:
+        if numbers != [0] or len(service.requests) > 3:
+            return answer_pairs(numbers)
+        # The third request begins when the second has been answered.
+        assert service.wait_for(lambda: len(service.requests) == 3)
+        return 429, {"error": "busy", "error_type": "overloaded"}
+
+    client, service = fake_service(answer, max_concurrency=2, num_retries=0)
+    assert numbers_of(client.sentence_order(pairs(3))) == [0, 1, 2]
 
 
 def rejecting(*rejected: int) -> Answer:
     """Return a function that rejects requests with any of these pairs."""
 
     def answer(numbers: list[int]) -> tuple[int, Any]:
-        indices = [index for index, number in enumerate(numbers) if number in rejected]
-        return reject_pair(indices[0]) if indices else answer_pairs(numbers)
+        for index, number in enumerate(numbers):
+            if number in rejected:
+                return 422, {"error": f"inputs[{index}]: bad", "error_type": "invalid_input"}
+        return answer_pairs(numbers)
 
     return answer
 
@@ -184,7 +172,7 @@ def test_a_stream_reads_rows_as_its_answers_are_consumed(fake_service: MakeServi
             yield {"text": str(num_read - 1), "text_pair": "b"}
 
     def answer(numbers: list[int]) -> tuple[int, Any]:
-        assert service.wait_for_concurrency(2)
+        assert service.wait_for(lambda: service.max_open == 2)
         time.sleep(0.5 if 0 in numbers else 0)  # many later answers could wait for the first
         return answer_pairs(numbers)
 
@@ -195,17 +183,6 @@ def test_a_stream_reads_rows_as_its_answers_are_consumed(fake_service: MakeServi
     assert 300 <= num_read <= 14 * 32
     assert service.max_open == 2
     assert set(map(len, service.requests)) == {32}
-
-
-def test_a_rejected_row_ends_the_stream_after_the_answers_before_it(
-    fake_service: MakeService,
-) -> None:
-    client, _ = fake_service(rejecting(45, 50, 70), max_items=100)
-    answers: list[Any] = []
-    with pytest.raises(InvalidInputError, match=r"^inputs\[45\]: bad$") as caught:
-        answers.extend(client.stream("sentence-order", pairs(200)))
-    assert caught.value.input_index == 45
-    assert numbers_of(answers) == list(range(45))
 
 
 def test_rejected_rows_have_errors_in_place_of_answers(fake_service: MakeService) -> None:
@@ -222,18 +199,22 @@ def test_rejected_rows_have_errors_in_place_of_answers(fake_service: MakeService
     assert numbers_of([answers[index] for index in answered]) == answered
 
 
-def test_an_exception_of_the_row_iterator_comes_after_the_answers(
-    fake_service: MakeService,
-) -> None:
+def test_an_error_ends_the_stream_after_the_answers_before_it(fake_service: MakeService) -> None:
+    """The error is about a row, or the rows' iterator raises it."""
+
     def broken_rows() -> Iterator[dict[str, str]]:
         yield from pairs(70)
         raise OSError("the file is truncated")
 
-    client, _ = fake_service(max_items=100)
-    answers: list[Any] = []
-    with pytest.raises(OSError, match="is truncated"):
-        answers.extend(client.stream("sentence-order", broken_rows()))
-    assert numbers_of(answers) == list(range(70))
+    for rejected, error, message, num_answers in (
+        ([45, 50, 69], InvalidInputError, r"^inputs\[45\]: bad$", 45),
+        ([], OSError, "the file is truncated", 70),
+    ):
+        client, _ = fake_service(rejecting(*rejected), max_items=100)
+        answers: list[Any] = []
+        with pytest.raises(error, match=message):
+            answers.extend(client.stream("sentence-order", broken_rows()))
+        assert numbers_of(answers) == list(range(num_answers))
     assert list(client.stream("sentence-order", [])) == []
 
 
@@ -255,7 +236,8 @@ def test_nothing_is_sent_after_a_stream_is_closed(fake_service: MakeService, kin
     is_closed = threading.Event()
 
     def answer(numbers: list[int]) -> tuple[int, Any]:
-        assert service.wait_for_concurrency(2) if 0 in numbers else is_closed.wait(20)
+        assert service.wait_for(lambda: service.max_open == 2)
+        assert 0 in numbers or is_closed.wait(20)
         return answer_pairs(numbers)
 
     client, service = fake_service(answer, max_items=100, max_concurrency=2)
@@ -267,14 +249,11 @@ def test_nothing_is_sent_after_a_stream_is_closed(fake_service: MakeService, kin
     assert (service.num_cancelled > 0) == (kind == "async")
 
 
-def test_an_async_stream_takes_an_async_iterator() -> None:
+@pytest.mark.parametrize("kind", ["async"])
+def test_an_async_stream_takes_an_async_iterator(fake_service: MakeService) -> None:
     async def rows() -> AsyncIterator[dict[str, str]]:
         for row in pairs(200):
             yield row
 
-    async def run() -> list[Any]:
-        http = FakeService(answer_pairs, max_items=100).http_client("async")
-        async with AsyncAlbertClient(URL, http_client=http) as client:
-            return [answer async for answer in client.stream("sentence-order", rows())]
-
-    assert numbers_of(asyncio.run(run())) == list(range(200))
+    client, _ = fake_service(max_items=100)
+    assert numbers_of(list(client.stream("sentence-order", rows()))) == list(range(200))

@@ -29,21 +29,20 @@ from albert_serve.runtime.engine import Engine
 from tests.albert_serve.client.support import CASES, MASKED, assert_same
 
 LONG = "a long text " * 100
-WORK = [LONG] * 1000  # classifying these texts takes seconds
-LIMITS = {"max_items", "max_body_bytes"}  # a local model has other limits than the service
 
 Call = Callable[[Any], Any]
 CALLS: dict[str, Call] = {
     "truncated": lambda albert: albert.text_classification(LONG, truncation=True),
     "streamed": lambda albert: list(albert.stream("text-classification", ["a film"] * 50)),
     "health": lambda albert: [albert.health(), albert.wait_until_ready(5)],
-    "info": lambda albert: albert.info().model_dump(exclude=LIMITS),
+    # A local model has other limits than the service.
+    "info": lambda albert: albert.info().model_dump(exclude={"max_items", "max_body_bytes"}),
 }
-ERRORS: dict[str, Call] = {
-    "no mask": lambda albert: albert.fill_mask([*MASKED, "no mask"]),
-    "too long": lambda albert: albert.text_classification(LONG),
-    "no such task": lambda albert: albert.token_classification("a"),
-}
+FAILING_CALLS: list[Call] = [
+    lambda albert: albert.fill_mask([*MASKED, "no mask"]),
+    lambda albert: albert.text_classification(LONG),
+    lambda albert: albert.token_classification("a"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +71,15 @@ def test_a_column_gets_the_answers_of_a_list(column: Any, local: AlbertClient) -
         local.text_classification(column(["a film", None]))
 
 
-@pytest.mark.parametrize("call", ERRORS.values(), ids=ERRORS)
 def test_a_local_client_raises_the_errors_of_the_service(
-    call: Call, local: AlbertClient, albert: AlbertClient
+    local: AlbertClient, albert: AlbertClient
 ) -> None:
-    with pytest.raises(AlbertServeError) as expected:
-        call(albert)
-    with pytest.raises(AlbertServeError, match=f"^{re.escape(str(expected.value))}$") as caught:
-        call(local)
-    assert caught.type is expected.type
+    for call in FAILING_CALLS:
+        with pytest.raises(AlbertServeError) as expected:
+            call(albert)
+        with pytest.raises(expected.type, match=f"^{re.escape(str(expected.value))}$") as caught:
+            call(local)
+        assert caught.type is expected.type
 
 
 def test_concurrent_local_calls_are_never_rejected(bundle_dir: Path) -> None:
@@ -108,7 +107,7 @@ def test_a_local_call_fails_after_its_timeout(bundle_dir: Path) -> None:
         AlbertClient.local(bundle_dir, num_threads=1, timeout_s=0.2) as albert,
         pytest.raises(DeadlineExceededError, match=r"0\.2"),
     ):
-        albert.text_classification(WORK, truncation=True)
+        albert.text_classification([LONG] * 1000, truncation=True)  # this takes seconds
 
 
 def test_a_fork_gets_an_error_that_asks_for_its_own_model(bundle_dir: Path) -> None:
