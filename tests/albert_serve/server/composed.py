@@ -16,13 +16,7 @@ class Composed:
     albert = bentoml.depends(AlbertServe)
 
     @bentoml.api  # type: ignore[untyped-decorator]
-    async def ask(self, task: str, inputs: Any, parameters: Any = None) -> Any:
+    async def ask(self, method: str, arguments: dict[str, Any]) -> Any:
         """Return the name of the reply's type, and the reply."""
-        reply = await getattr(self.albert, task)(inputs=inputs, parameters=parameters)
+        reply = await getattr(self.albert, method)(**arguments)
         return [type(reply).__name__, reply]
-
-    @bentoml.api  # type: ignore[untyped-decorator]
-    async def names(self) -> list[str]:
-        """Return the names of the default model and of its tasks."""
-        info = await self.albert.info()
-        return [info.model_id, *(task.name for task in info.tasks)]

@@ -1,4 +1,4 @@
-"""The API document describes the running service, and OpenAPI tools can read it.
+"""The API document and docs/tasks.md describe the running service.
 
 schemathesis sends requests that the document allows, and requests that it forbids. It compares
 statuses, content types and bodies with the document. It checks that the service rejects forbidden
@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,11 +29,9 @@ from albert_serve.api.zero_shot import ZERO_SHOT
 from albert_serve.server.openapi import EXAMPLES
 from albert_serve.server.paths import DEFAULT_PATHS, ENDPOINTS
 from albert_serve.tasks import TASKS
-from tests.albert_serve.support import RunningService, run_module, served
+from tests.albert_serve.support import ROOT, RunningService, run_module, served
 
-CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
 KEY = "a-key-for-schemathesis"
-SEED = "1"
 
 
 @pytest.fixture(scope="module")
@@ -73,22 +72,18 @@ def test_the_document_is_valid_and_has_every_operation(
     assert client.post("/info").json() == client.get("/info").json()
 
 
-def generate_client(document: dict[str, Any], folder: Path) -> None:
-    """Generate the package `generated_client`, and check that there are no warnings."""
-    (folder / "openapi.json").write_text(json.dumps(document))
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    command = ("openapi_python_client", "generate", "--path", "openapi.json", "--meta", "none")
-    options = ("--output-path", "generated_client", "--fail-on-warning")
-    run_module(*command, *options, cwd=folder, environment=environment)
-
-
 def test_a_generated_python_client_calls_each_task_and_reads_errors(
     document: dict[str, Any],
     service_of: Callable[[str], RunningService],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    generate_client(document, tmp_path)
+    """The generator prints no warning."""
+    (tmp_path / "openapi.json").write_text(json.dumps(document))
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = ("openapi_python_client", "generate", "--path", "openapi.json", "--meta", "none")
+    options = ("--output-path", "generated_client", "--fail-on-warning")
+    run_module(*command, *options, cwd=tmp_path, environment=environment)
     monkeypatch.syspath_prepend(tmp_path)
     package = importlib.import_module("generated_client")
     models = importlib.import_module("generated_client.models")
@@ -135,10 +130,11 @@ def test_a_service_without_keys_behaves_as_documented(
 
 
 def run_schemathesis(running: RunningService, folder: Path, *options: str) -> None:
+    configuration = str(Path(__file__).with_name("schemathesis.toml"))
     run = subprocess.run(
         [
-            *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIGURATION)),
-            *("run", f"{running.url}/docs.json", "--checks", "all", "--seed", SEED),
+            *(sys.executable, "-m", "schemathesis.cli", "--config-file", configuration),
+            *("run", f"{running.url}/docs.json", "--checks", "all", "--seed", "1"),
             *("--continue-on-failure", "--no-color", *options),
         ],
         cwd=folder,
@@ -151,3 +147,54 @@ def run_schemathesis(running: RunningService, folder: Path, *options: str) -> No
     lines = [line[:300] for line in (run.stdout + run.stderr).splitlines()]
     assert run.returncode == 0, "\n".join(lines)
     assert "Traceback" not in running.log
+
+
+PAGE = (ROOT / "docs/tasks.md").read_text()
+ADDRESS = "http://127.0.0.1:3000"
+EXAMPLE = re.compile(r"```sh\n(curl .*?)```\n+```json\n(.*?)```", re.DOTALL)
+PARAMETER = re.compile(r"^\| `(?P<name>\w+)` \| (?P<default>.+?) \|", re.MULTILINE)
+
+
+def section(title: str) -> str:
+    """Return the text below a heading, up to the next heading of its level."""
+    [(level, text)] = re.findall(rf"^(#+) {title}\n([\s\S]*)", PAGE, re.MULTILINE)
+    return re.split(rf"^#{{1,{len(level)}}} ", str(text), maxsplit=1, flags=re.MULTILINE)[0]
+
+
+SECTIONS = {
+    task: section("Fill-mask" if task == "fill-mask" else task.replace("-", " ").capitalize())
+    for task in TASKS
+    if task != "feature-extraction"
+}
+
+
+def shape(value: Any) -> Any:
+    """Return a reply with types in place of its texts and numbers."""
+    if isinstance(value, dict):
+        return {name: shape(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [shape(item) for item in value]
+    return type(value)
+
+
+def test_the_replies_to_the_commands_have_the_printed_shapes(service: RunningService) -> None:
+    """The entities in the section "Token classification" depend on the model."""
+    examples = [example for text in SECTIONS.values() for example in EXAMPLE.findall(text)]
+    assert len(examples) > 4
+    for command, printed in examples:
+        local_command = command.replace(ADDRESS, service.url)
+        reply = subprocess.check_output(["bash", "-c", local_command], timeout=60)
+        assert shape(json.loads(reply)) == shape(json.loads(printed))
+
+
+def test_the_page_lists_all_parameters_and_their_defaults() -> None:
+    """The section "Long texts" describes `truncation`, for all tasks."""
+    for task, text in SECTIONS.items():
+        defaults = {match["name"]: match["default"] for match in PARAMETER.finditer(text)}
+        fields = TASKS[task].parameters.model_json_schema()["properties"]
+        assert {*defaults, "truncation"} == set(fields)
+        for name, default in defaults.items():
+            value = fields[name].get("default")
+            assert default.strip("`") == ("none" if value is None else json.dumps(value)), name
+    names = re.findall(r"^\| `(\w+)` \|", section("Hugging Face's format"), re.MULTILINE)
+    assert {*names, "truncation"} == {*TASKS["feature-extraction"].parameters.model_fields}

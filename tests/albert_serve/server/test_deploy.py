@@ -1,10 +1,11 @@
-"""The files of deploy/, the pages about operation, and a service in a restricted container."""
+"""The files of deploy/, the pages about operation, a restricted container, bentos and images."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,11 +19,13 @@ import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families
 
 from albert_serve.api.schemas import ErrorReply
+from albert_serve.server.openapi import EXAMPLES
 from albert_serve.settings import VARIABLES, Settings
 from tests.albert_serve.support import (
     ROOT,
     RunningService,
     free_port,
+    run_module,
     running_service,
     service_environment,
 )
@@ -31,24 +34,21 @@ from tests.programs import needs_program
 BODY = {"inputs": "The [MASK] run."}
 
 
-@pytest.fixture(scope="module")
-def proxy(
-    service: RunningService, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[httpx.Client]:
+@pytest.fixture
+def proxy(service: RunningService, tmp_path: Path) -> Iterator[httpx.Client]:
     """A client of nginx with our configuration, whose addresses and folders are replaced."""
     nginx = needs_program("nginx", "/usr/sbin/nginx")
-    folder, port = tmp_path_factory.mktemp("nginx"), free_port()
-    replacements = {
-        "albert:3000": service.url.removeprefix("http://"),
-        "listen 8080": f"listen 127.0.0.1:{port}",
-        " /tmp/": f" {folder}/",
-    }
+    port = free_port()
     configuration = (ROOT / "deploy/nginx.conf").read_text()
-    for old, new in replacements.items():
+    for old, new in (
+        ("albert:3000", service.url.removeprefix("http://")),
+        ("listen 8080", f"listen 127.0.0.1:{port}"),
+        (" /tmp/", f" {tmp_path}/"),
+    ):
         assert old in configuration
         configuration = configuration.replace(old, new)
-    (folder / "nginx.conf").write_text(configuration)
-    command = [nginx, "-e", "stderr", "-p", str(folder), "-c", "nginx.conf", "-g", "daemon off;"]
+    (tmp_path / "nginx.conf").write_text(configuration)
+    command = [nginx, "-e", "stderr", "-p", str(tmp_path), "-c", "nginx.conf", "-g", "daemon off;"]
     url, transport = f"http://127.0.0.1:{port}", httpx.HTTPTransport(retries=5)
     with (
         subprocess.Popen(command) as process,
@@ -119,10 +119,10 @@ def test_the_deployments_settings_fit_its_limits_and_mounts(tmp_path: Path) -> N
     assert POD["terminationGracePeriodSeconds"] > settings.drain_grace_s + settings.deadline_s
 
 
-@pytest.mark.parametrize("version", ["1.30", "1.37"])
-def test_the_kubernetes_files_are_valid(version: str) -> None:
+def test_the_kubernetes_files_are_valid() -> None:
     for kind in ("Deployment", "Service", "HorizontalPodAutoscaler"):
-        kubernetes_validate.validate(DOCUMENTS[kind], version, strict=True)
+        for version in ("1.30", "1.37"):
+            kubernetes_validate.validate(DOCUMENTS[kind], version, strict=True)
 
 
 def test_every_variable_in_the_pages_exists() -> None:
@@ -201,3 +201,76 @@ def test_the_service_runs_unprivileged_on_a_read_only_file_system(
     assert re.search(r"albert_serve_requests_total{.*fill-mask.*} 4\.0", metrics)
     assert running.process.returncode == 0
     assert "Traceback" not in running.log
+
+
+@pytest.fixture
+def checkout(bundle_dir: Path, tmp_path: Path) -> Path:
+    """A copy of the project whose default model is the small bundle."""
+    folder = tmp_path / "checkout"
+    for name in ("albert_serve", "scripts", "training", "tests", "requirements"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("bentofile.yaml", "bentofile.gpu.yaml"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(bundle_dir, folder / "models/albert-small-en")
+    return folder
+
+
+@pytest.fixture
+def environment(bundle_dir: Path, tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine without the repository and without settings."""
+    variables = service_environment(bundle_dir, tmp_path / "home")
+    for name in ("PYTHONPATH", "ALBERT_SERVE_BUNDLE"):
+        del variables[name]
+    return variables
+
+
+def build(checkout: Path, bentofile: str, environment: dict[str, str]) -> tuple[str, Path]:
+    """Build a bento; return its tag and its folder."""
+    command = ("bentoml", "build", "--bentofile", bentofile, "--output", "tag")
+    output = run_module(*command, cwd=checkout, environment=environment)
+    tag = output.strip().removeprefix("__tag__:")
+    return tag, Path(environment["BENTOML_HOME"], "bentos", *tag.split(":"))
+
+
+@pytest.mark.slow
+def test_a_bento_serves_its_own_bundle_on_another_machine(
+    checkout: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The other machine has neither the checkout nor its BENTOML_HOME."""
+    tag, bento = build(checkout, "bentofile.yaml", environment)
+    names = {path.name for path in (bento / "src").iterdir()}
+    assert names - {"bentofile.yaml"} == {"albert_serve", "models"}  # BentoML adds bentofile.yaml
+    archive, empty = str(tmp_path / "exported.bento"), tmp_path / "empty"
+    empty.mkdir()
+    run_module("bentoml", "export", tag, archive, cwd=empty, environment=environment)
+    shutil.rmtree(checkout)
+    shutil.rmtree(environment["BENTOML_HOME"])
+    elsewhere = {**environment, "BENTOML_HOME": str(tmp_path / "elsewhere")}
+    run_module("bentoml", "import", archive, cwd=empty, environment=elsewhere)
+    with running_service(elsewhere, empty, ("bentoml", "serve", tag)) as running:
+        info = httpx.get(f"{running.url}/info").json()
+        assert info["model_id"] == "albert-small-en"
+        for path in ("/web/app.js", "/docs"):
+            assert httpx.get(running.url + path).status_code == 200, path
+        for task in info["tasks"]:
+            reply = httpx.post(f"{running.url}/{task['name']}", json=EXAMPLES[task["name"]])
+            assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.slow
+def test_an_image_has_one_runtime_and_an_unprivileged_user(
+    checkout: Path, environment: dict[str, str]
+) -> None:
+    for bentofile, runtime in (
+        ("bentofile.yaml", "onnxruntime==1.31.1"),
+        ("bentofile.gpu.yaml", "onnxruntime-gpu==1.31.1"),
+    ):
+        _, bento = build(checkout, bentofile, environment)
+        requirements = (bento / "env/python/requirements.txt").read_text().splitlines()
+        runtimes = [line.split()[0] for line in requirements if line.startswith(("onnx", "torch"))]
+        assert runtimes == [runtime]
+        steps = (bento / "env/docker/Dockerfile").read_text().splitlines()
+        last_run = max(index for index, step in enumerate(steps) if step.startswith("RUN "))
+        assert [step for step in steps if step.startswith("USER ")] == ["USER bentoml"]
+        assert steps.index("USER bentoml") > last_run
+        assert "ARG BENTO_USER_UID=1034" in steps  # docs/kubernetes.md and deployment.yaml have it

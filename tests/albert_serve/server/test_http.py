@@ -29,24 +29,28 @@ class Echo:
 
     Attributes:
         headers: headers of each request that has begun.
+        num_bytes: number of bytes of the last request's body that have arrived.
         reply_bytes: size of the padding of a reply.
+        reads_body: whether a body is read before the reply.
     """
 
     headers: list[list[tuple[bytes, bytes]]] = field(default_factory=list)
+    num_bytes: int = 0
     reply_bytes: int = 0
+    reads_body: bool = True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
         self.headers.append(list(scope["headers"]))
-        num_bytes, more = 0, True
+        self.num_bytes, more = 0, self.reads_body
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return
-            num_bytes += len(message["body"])
+            self.num_bytes += len(message["body"])
             more = message.get("more_body", False)
-        body = b" " * self.reply_bytes + str(num_bytes).encode()
+        body = b" " * self.reply_bytes + str(self.num_bytes).encode()
         start = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": start})
         await send({"type": "http.response.body", "body": body})
@@ -75,15 +79,27 @@ def address(app: Echo) -> Iterator[tuple[str, int]]:
 
 def exchange(address: tuple[str, int], *parts: bytes) -> bytes:
     """Send the parts; return all bytes that arrive until the server closes the connection."""
-    reply = b""
     with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for part in parts:
                 connection.sendall(part)
-        with contextlib.suppress(ConnectionResetError):
-            while part := connection.recv(1 << 16):
-                reply += part
-    return reply
+        return read_reply(connection)
+
+
+def read_reply(connection: socket.socket) -> bytes:
+    """Return all bytes until the connection ends."""
+    reply = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(1 << 20):
+            reply += part
+    return bytes(reply)
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not is_true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
 
 
 def test_a_head_without_an_end_is_rejected(address: tuple[str, int], app: Echo) -> None:
@@ -117,9 +133,45 @@ def test_the_limits_of_a_head_are_exact_if_the_body_follows_immediately(
     assert f"X-Request-ID: {error['request_id']}".encode() in reply_head
 
 
-def test_a_large_body_does_not_count_as_head(address: tuple[str, int]) -> None:
-    head = OK_HEAD + CLOSE + b"Content-Length: 9000000\r\n\r\n"
-    assert exchange(address, head, b"b" * 9_000_000).endswith(b"\r\n\r\n9000000")
+def test_other_requests_of_the_connection_and_a_body_do_not_count_as_head(
+    address: tuple[str, int], app: Echo
+) -> None:
+    padding = b"X-Padding: " + b"a" * 32_768 + b"\r\n"
+    requests = (OK_HEAD + padding + b"Content-Length: 3\r\n\r\nabc") * 5
+    last_head = OK_HEAD + padding + CLOSE + b"Content-Length: 9000000\r\n\r\n"
+    reply = exchange(address, requests, last_head, b"b" * 9_000_000)
+    assert reply.count(b"HTTP/1.1 200") == len(app.headers) == 6
+    assert reply.endswith(b"\r\n\r\n9000000")
+
+
+@pytest.mark.parametrize(("num_bytes", "is_accepted"), [(13_273, True), (13_274, False)])
+def test_the_limit_of_the_framing_of_chunks_is_exact(
+    num_bytes: int, is_accepted: bool, address: tuple[str, int], app: Echo
+) -> None:
+    """A chunk of one byte has 5 bytes of framing, of which a sixteenth of a byte is free."""
+    with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
+        connection.sendall(OK_HEAD + CLOSE + b"Transfer-Encoding: chunked\r\n\r\n")
+        wait_until(lambda: len(app.headers) == 1)
+        connection.sendall(b"1\r\nb\r\n" * num_bytes)
+        if is_accepted:
+            wait_until(lambda: app.num_bytes == num_bytes)
+            connection.sendall(b"0\r\n\r\n")
+        reply = read_reply(connection)
+    assert reply.endswith(b"%d" % num_bytes) == bool(reply) == is_accepted
+
+
+@pytest.mark.parametrize(("num_bytes", "is_accepted"), [(1 << 20, True), ((1 << 20) + 1, False)])
+def test_the_limit_of_bytes_after_the_reply_is_exact(
+    num_bytes: int, is_accepted: bool, address: tuple[str, int], app: Echo
+) -> None:
+    app.reads_body = False
+    with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
+        connection.sendall(OK_HEAD + b"Content-Length: %d\r\n\r\n" % num_bytes)
+        reply = connection.recv(1 << 10)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(b"b" * num_bytes + OK_HEAD + CLOSE + b"\r\n")
+        reply += read_reply(connection)
+    assert reply.count(b"HTTP/1.1 200") == len(app.headers) == 1 + is_accepted
 
 
 UPGRADES = {
@@ -141,15 +193,6 @@ def test_a_request_to_upgrade_is_ignored_and_the_body_is_read(
     assert b"upgrade" not in dict(app.headers[0])
 
 
-def test_each_request_of_a_connection_has_its_own_limit(
-    address: tuple[str, int], app: Echo
-) -> None:
-    padding = b"X-Padding: " + b"a" * 32_768 + b"\r\n"
-    body = b"Content-Length: 3\r\n\r\nabc"
-    reply = exchange(address, (OK_HEAD + padding + body) * 5, OK_HEAD + padding + CLOSE + body)
-    assert reply.count(b"HTTP/1.1 200") == len(app.headers) == 6
-
-
 def send_request(address: tuple[str, int]) -> socket.socket:
     """Send a request; return its connection, from which nothing is read yet."""
     connection = socket.create_connection(address, timeout=TIMEOUT_S)
@@ -157,38 +200,24 @@ def send_request(address: tuple[str, int]) -> socket.socket:
     return connection
 
 
-def read_reply(connection: socket.socket) -> int:
-    """Read until the connection ends; return the number of bytes."""
-    num_bytes = 0
-    with contextlib.suppress(ConnectionResetError):
-        while part := connection.recv(1 << 20):
-            num_bytes += len(part)
-    return num_bytes
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not is_true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
 def test_a_reply_that_is_not_read_in_time_ends_its_connection(
     address: tuple[str, int], app: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert http.MAX_UNREAD_S == 60
     monkeypatch.setattr(http, "MAX_UNREAD_S", 1.0)
     app.reply_bytes = 1 << 24
     with send_request(address) as connection:
-        assert read_reply(connection) > app.reply_bytes
+        assert len(read_reply(connection)) > app.reply_bytes
     with send_request(address) as connection:
         wait_until(lambda: num_connections() == 1)
         wait_until(lambda: num_connections() == 0)
-        assert read_reply(connection) < app.reply_bytes
+        assert len(read_reply(connection)) < app.reply_bytes
 
 
 def test_the_oldest_unread_replies_end_if_their_sum_exceeds_the_limit(
     address: tuple[str, int], app: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert http.MAX_UNREAD_BYTES == 128 << 20
     monkeypatch.setattr(http, "MAX_UNREAD_BYTES", 1 << 25)
     app.reply_bytes = 1 << 24  # some megabytes of it are in the system's buffers
     with contextlib.ExitStack() as stack:
@@ -196,7 +225,8 @@ def test_the_oldest_unread_replies_end_if_their_sum_exceeds_the_limit(
         for number in range(6):
             connections.append(stack.enter_context(send_request(address)))
             wait_until(lambda: len(app.headers) > number)  # noqa: B023
-        are_complete = [read_reply(connection) > app.reply_bytes for connection in connections]
+        replies = [read_reply(connection) for connection in connections]
+    are_complete = [len(reply) > app.reply_bytes for reply in replies]
     assert are_complete[-1]
     assert 1 <= sum(are_complete) <= 3
     assert are_complete == sorted(are_complete)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import onnxruntime
 import pytest
-from huggingface_hub import InferenceClient
 from prometheus_client import CollectorRegistry
 
-from albert_serve.client import AlbertClient
 from albert_serve.errors import AlbertServeError, ConfigError, EngineError
 from albert_serve.server import models
 from albert_serve.server.metrics import Metrics
@@ -22,7 +19,7 @@ from albert_serve.server.models import Models, check_models
 from albert_serve.settings import Settings
 from tests.albert_serve.support import served
 
-REQUEST = {"inputs": "The [MASK] run.", "parameters": {"top_k": 3}}
+REQUEST = {"inputs": ["The [MASK] run.", "a [MASK]"]}
 
 
 def load(settings: Settings) -> Models:
@@ -44,26 +41,13 @@ def models_dir(bundle_dir: Path, int8_dir: Path, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def sessions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """The encoders' sessions that are opened: the bundle's folder, and whether threads spin."""
-    opened: list[tuple[str, str]] = []
-
-    class RecordedSession(onnxruntime.InferenceSession):  # type: ignore[misc]
-        def __init__(self, graph: str, options: Any, **keywords: Any) -> None:
-            super().__init__(graph, options, **keywords)
-            if Path(graph).name == "encoder.onnx":
-                spins = options.get_session_config_entry("session.intra_op.allow_spinning")
-                opened.append((Path(graph).parent.name, spins))
-
-    monkeypatch.setattr(onnxruntime, "InferenceSession", RecordedSession)
-    return opened
-
-
 def test_each_model_answers_at_its_name_and_the_first_is_the_default(
     models_dir: Path, tmp_path: Path
 ) -> None:
-    with served(models_dir, tmp_path, BUNDLE="", MODELS=str(models_dir)) as running:
+    """Each text is a batch, because no batch can have more than one token."""
+    with served(
+        models_dir, tmp_path, BUNDLE="", MODELS=str(models_dir), MAX_BATCH_TOKENS="1"
+    ) as running:
         url = running.url
         reply = httpx.get(f"{url}/v1/models").json()
         assert reply["default"] == "first"
@@ -74,28 +58,35 @@ def test_each_model_answers_at_its_name_and_the_first_is_the_default(
         def fill(path: str) -> Any:
             return httpx.post(f"{url}{path}/fill-mask", json=REQUEST).json()
 
-        expected = fill("/v1/models/second")
-        assert fill("/v1/models/first") == fill("") != expected
-        hub = InferenceClient(f"{url}/v1/models/second/fill-mask")
-        (hub_best, *_) = hub.fill_mask("The [MASK] run.", top_k=3)
-        assert hub_best.score == expected[0]["score"]
-        with AlbertClient(url, model="second") as client:
-            (best, *_) = client.fill_mask("The [MASK] run.", top_k=3)
-            assert best.score == expected[0]["score"]  # type: ignore[union-attr]
+        assert fill("/v1/models/first") == fill("") != fill("/v1/models/second")
         reply = httpx.post(f"{url}/v1/models/third/fill-mask", json=REQUEST)
         assert reply.status_code == 404
         assert "first, second" in reply.json()["error"]
         metrics = httpx.get(f"{url}/metrics").text
-        assert 'albert_serve_requests_total{model="second",task="fill-mask"} 3.0' in metrics
+        assert 'albert_serve_requests_total{model="first",task="fill-mask"} 2.0' in metrics
+        assert 'albert_serve_batch_inputs_count{model="first"} 4.0' in metrics
         assert 'endpoint="/v1/models/{model}/fill-mask"' in metrics
         assert "third" not in metrics
 
 
 def test_models_with_equal_weights_share_an_encoder_and_others_do_not_spin(
-    models_dir: Path, bundle_dir: Path, tmp_path: Path, sessions: list[tuple[str, str]]
+    models_dir: Path, bundle_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load(settings_of(models_dir))
+    """Records the encoders that are opened: the bundle's folder, and whether threads spin."""
+    sessions: list[tuple[str, str]] = []
+
+    class RecordedSession(onnxruntime.InferenceSession):  # type: ignore[misc]
+        def __init__(self, graph: str, options: Any, **keywords: Any) -> None:
+            super().__init__(graph, options, **keywords)
+            if Path(graph).name == "encoder.onnx":
+                spins = options.get_session_config_entry("session.intra_op.allow_spinning")
+                sessions.append((Path(graph).parent.name, spins))
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", RecordedSession)
+    first, second = load(settings_of(models_dir)).served.values()
     assert sessions == [("first", "0"), ("second", "0")]
+    assert first.limits.large is second.limits.large
+    assert first.limits.large.max_bytes == 16 * first.settings.max_body_bytes
     for name in ("a", "b"):
         shutil.copytree(bundle_dir, tmp_path / "equal" / name)
     sessions.clear()
@@ -104,12 +95,10 @@ def test_models_with_equal_weights_share_an_encoder_and_others_do_not_spin(
 
 
 def test_the_default_model_can_be_set_to_an_existing_model(models_dir: Path) -> None:
-    variables = {"ALBERT_SERVE_MODELS": str(models_dir), "ALBERT_SERVE_DEFAULT_MODEL": "second"}
-    assert check_models(Settings.from_environment(variables)) == "second"
-    assert load(Settings.from_environment(variables)).default.name == "second"
-    variables["ALBERT_SERVE_DEFAULT_MODEL"] = "third"
+    settings = settings_of(models_dir).model_copy(update={"default_model": "second"})
+    assert check_models(settings) == load(settings).default.name == "second"
     with pytest.raises(ConfigError, match=r"'third'.* first, second"):
-        check_models(Settings.from_environment(variables))
+        check_models(settings.model_copy(update={"default_model": "third"}))
 
 
 def test_a_missing_device_and_a_folder_without_bundles_are_errors(
@@ -122,30 +111,22 @@ def test_a_missing_device_and_a_folder_without_bundles_are_errors(
         load(settings_of(models_dir / "notes"))
 
 
-def rename_to_invalid(folder: Path) -> None:
-    folder.rename(folder.with_name("a b"))
-
-
-def damage(folder: Path) -> None:
-    with (folder / "model.safetensors").open("r+b") as weights:
+def test_bad_bundles_are_logged_and_skipped_unless_there_are_no_others(
+    models_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(models_dir / "first", models_dir / "damaged")
+    with (models_dir / "damaged/model.safetensors").open("r+b") as weights:
         weights.seek(-1, os.SEEK_END)
         weights.write(b"\xff")
-
-
-@pytest.mark.parametrize(("spoil", "name"), [(rename_to_invalid, "a b"), (damage, "first")])
-def test_a_bad_bundle_is_logged_and_skipped_unless_it_is_the_only_one(
-    spoil: Callable[[Path], None],
-    name: str,
-    models_dir: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    spoil(models_dir / "first")
+    (models_dir / "first").rename(models_dir / "a b")
     settings = settings_of(models_dir)
     assert check_models(settings) == "second"
-    assert name in caplog.messages[0]
+    assert "a b" in caplog.messages[0]
+    assert "damaged" in caplog.messages[1]
     loaded = load(settings)
     assert list(loaded.served) == [loaded.default.name] == ["second"]
-    shutil.rmtree(models_dir / "second")
-    for start in (check_models, load):
-        with pytest.raises(AlbertServeError):
-            start(settings)
+    for removed in ("second", "damaged"):
+        shutil.rmtree(models_dir / removed)
+        for start in (check_models, load):
+            with pytest.raises(AlbertServeError):
+                start(settings)

@@ -27,17 +27,12 @@ from tests.programs import needs_program
 KEY = "a-key-of-16-characters-or-more"
 TIMEOUT_S = 30
 ARGUMENTS = [
-    "--no-sandbox",
-    "--headless=new",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
+    *("--no-sandbox", "--headless=new", "--disable-gpu", "--disable-dev-shm-usage"),
     # Chromium itself sends no requests.
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--no-first-run",
 ]
-OpenPage = Callable[..., Page]
+OpenPage = Callable[..., tuple[Page, Locator]]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +66,7 @@ def watch(page: Page, url: str, faults: list[str]) -> None:
 
 @pytest.fixture
 def open_page(browser: Browser, service: RunningService) -> Iterator[OpenPage]:
-    """A function that opens the page at a task and waits for the first answer.
+    """A function that opens the page, waits for the first answer, and returns the task's panel too.
 
     The page has no animations. The test fails if `watch` recorded a fault.
     """
@@ -79,13 +74,13 @@ def open_page(browser: Browser, service: RunningService) -> Iterator[OpenPage]:
     with browser.new_context(reduced_motion="reduce") as context:
         context.set_default_timeout(TIMEOUT_S * 1000)
 
-        def open_at(task: str = "fill-mask", url: str = f"{service.url}/") -> Page:
+        def open_at(task: str = "fill-mask", url: str = f"{service.url}/") -> tuple[Page, Locator]:
             page = context.new_page()
             watch(page, url, faults)
             page.goto(f"{url}#{task}")
             page.locator(".tabs a, #key:not([hidden])").first.wait_for()
             expect(page.locator("[aria-busy]")).to_have_count(0)
-            return page
+            return page, page.locator(f"#panel-{task}")
 
         yield open_at
     assert not faults
@@ -102,13 +97,6 @@ def test_the_page_has_no_inline_code_and_loads_nothing_from_other_hosts() -> Non
     assert http.get("/web/__init__.py").status_code == 404
 
 
-def ask(client: httpx.Client, task: str, inputs: Any, **parameters: Any) -> Any:
-    """Return the answer of the API."""
-    reply = post(client, task, inputs, **parameters)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
 def percent(probability: float) -> str:
     return "<0.1%" if 0 < probability < 0.001 else f"{probability:.1%}"
 
@@ -122,8 +110,7 @@ def assert_bars(panel: Locator, answers: list[dict[str, Any]], name: str) -> Non
 
 
 def test_masks_are_filled_as_by_the_api(open_page: OpenPage, client: httpx.Client) -> None:
-    page = open_page("fill-mask")
-    panel = page.locator("#panel-fill-mask")
+    page, panel = open_page("fill-mask")
     text = "The [MASK] run. " + "It was scored in the first inning. " * 40
     targets = ["run", "unearnedness", "the"]
     panel.get_by_text("Options").click()
@@ -145,29 +132,27 @@ def test_masks_are_filled_as_by_the_api(open_page: OpenPage, client: httpx.Clien
 
 
 def test_a_text_is_classified_as_by_the_api(open_page: OpenPage, client: httpx.Client) -> None:
-    page = open_page("text-classification")
-    panel = page.locator("#panel-text-classification")
+    _, panel = open_page("text-classification")
     panel.get_by_text("Options").click()
     panel.get_by_label("Second text").fill("It was not earned.")
     panel.get_by_label("Text", exact=True).fill("A run.")
     panel.get_by_role("button", name="Classify").click()
     pair = {"text": "A run.", "text_pair": "It was not earned."}
-    [scores] = ask(client, "text-classification", pair)
+    [scores] = post(client, "text-classification", pair).json()
     assert_bars(panel, scores, "label")
 
 
 def test_an_answer_is_marked_at_its_code_points_in_the_passage(
     open_page: OpenPage, client: httpx.Client
 ) -> None:
-    page = open_page("question-answering")
-    panel = page.locator("#panel-question-answering")
+    page, panel = open_page("question-answering")
     context = "🎉🎉 A run was\nscored 🏏 in the first inning by nobody at all."
     question = "When was it scored?"
     panel.get_by_label("Passage").fill(context)
     panel.get_by_label("Question").fill(question)
     page.keyboard.press("Enter")
     inputs = {"question": question, "context": context}
-    answers = ask(client, "question-answering", inputs, top_k=3)
+    answers = post(client, "question-answering", inputs, top_k=3).json()
     expect(panel.locator(".bar-label")).to_have_text([answer["answer"] for answer in answers])
     passage = panel.locator(".passage")
     for index, answer in enumerate(answers):
@@ -180,14 +165,14 @@ def test_an_answer_is_marked_at_its_code_points_in_the_passage(
 def test_texts_are_compared_by_the_cosines_of_their_embeddings(
     open_page: OpenPage, client: httpx.Client
 ) -> None:
-    page = open_page("feature-extraction")
-    panel = page.locator("#panel-feature-extraction")
+    _, panel = open_page("feature-extraction")
     panel.get_by_text("Options").click()
     panel.get_by_label("[CLS]").check()
     texts = ["A run was scored.", "It rained.", "Nobody ran at all in the first inning."]
     panel.get_by_label("Texts, one per line").fill("\n\n".join(texts) + "\n")
     panel.get_by_role("button", name="Compare").click()
-    embeddings = np.array(ask(client, "feature-extraction", texts, pooling="cls", normalize=True))
+    reply = post(client, "feature-extraction", texts, pooling="cls", normalize=True)
+    embeddings = np.array(reply.json())
     cosines = embeddings @ embeddings.T
     assert_similarities(panel, texts, cosines[0])
     panel.locator("button.bar").nth(1).click()
@@ -206,13 +191,13 @@ def assert_similarities(panel: Locator, texts: list[str], cosines: NDArray[np.fl
 def test_sentences_are_shown_with_their_coherence_and_the_order_of_each_pair(
     open_page: OpenPage, client: httpx.Client
 ) -> None:
-    page = open_page("fill-mask")
+    page, _ = open_page()
     page.locator(".tabs a[href='#sentence-order']").click()
     panel = page.locator("#panel-sentence-order")
     texts = ["A run was scored.", "It rained.", "Nobody ran at all."]
     panel.get_by_label("Sentences, one per line").fill("\n\n".join(texts))
     panel.get_by_role("button", name="Score").click()
-    expected = ask(client, "sentence-order", {"sentences": texts})
+    expected = post(client, "sentence-order", {"sentences": texts}).json()
     expect(panel.locator(".card")).to_have_text(texts)
     probabilities = [percent(pair["in_order"]) for pair in expected["pairs"]]
     expect(panel.locator(".link")).to_have_text(probabilities)
@@ -223,15 +208,15 @@ def test_the_entities_of_the_reply_are_marked_in_the_text(
     open_page: OpenPage, token_service: RunningService
 ) -> None:
     text = "👩‍👩‍👧 Anna Berg <b>lives</b> in Vienna,\n and e\u0301te\u0301 came in 1932."
-    page = open_page("token-classification", url=f"{token_service.url}/")
-    panel = page.locator("#panel-token-classification")
+    page, panel = open_page("token-classification", url=f"{token_service.url}/")
     panel.get_by_label("Text").fill(text)
     panel.get_by_text("Options").click()
     panel.get_by_label("Label of a word").select_option("average")
     panel.get_by_role("button", name="Find").click()
     expect(page.locator("[aria-busy]")).to_have_count(0)
     with httpx.Client(base_url=token_service.url, timeout=30) as client:
-        entities = ask(client, "token-classification", text, aggregation_strategy="average")
+        reply = post(client, "token-classification", text, aggregation_strategy="average")
+    entities = reply.json()
     assert entities
     marks = panel.locator("mark")
     expect(marks).to_have_text([entity["word"] + entity["entity_group"] for entity in entities])
@@ -239,8 +224,7 @@ def test_the_entities_of_the_reply_are_marked_in_the_text(
 
 
 def test_the_page_shows_the_error_of_the_api(open_page: OpenPage) -> None:
-    page = open_page("fill-mask")
-    panel = page.locator("#panel-fill-mask")
+    page, panel = open_page("fill-mask")
     page.fill("#fill-mask-text", "no blank")
     with page.expect_response("**/fill-mask") as response:
         page.keyboard.press("Control+Enter")
@@ -261,35 +245,35 @@ def test_a_model_can_be_selected_and_a_key_is_sent_but_not_stored(
     with served(
         bundle_dir, tmp_path, BUNDLE="", MODELS=str(models), API_KEYS=KEY, GUARD="api"
     ) as service:
-        page = open_page(url=f"{service.url}/?model=one")
+        page, panel = open_page(url=f"{service.url}/?model=one")
         field = page.get_by_label("API key")
         field.fill("wrong")
         page.keyboard.press("Enter")
         expect(page.locator(".key-why")).to_contain_text("API key is not valid")
         field.fill(KEY)
         page.keyboard.press("Enter")
-        expect(page.locator("#panel-fill-mask .bar").first).to_be_visible()
+        expect(panel.locator(".bar").first).to_be_visible()
         stored = page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]")
         assert stored == [0, 0, ""]
         with page.expect_navigation():
             page.get_by_label("Model", exact=True).and_(page.locator("select")).select_option("two")
         field.fill(KEY)
         page.keyboard.press("Enter")
-        code = page.locator("#panel-fill-mask pre code")
+        code = panel.locator("pre code")
         expect(code).to_contain_text("/v1/models/two/fill-mask")
         expect(code).to_contain_text("Bearer $ALBERT_API_KEY")
         assert KEY not in page.content()
 
 
 def test_the_printed_command_sends_a_text_with_special_characters(open_page: OpenPage) -> None:
-    page = open_page("fill-mask")
+    page, panel = open_page()
     text = 'it\'s $(touch x) `y` \\ "q" !a\n<img src=x onerror=alert(1)> 🎉 [MASK]'
     page.fill("#fill-mask-text", text)
     page.keyboard.press("Control+Enter")
-    code = page.locator("#panel-fill-mask pre code")
+    code = panel.locator("pre code")
     expect(code).to_contain_text("touch x")
     shell = f"curl() {{ printf '%s\\0' \"$@\"; }}\n{code.text_content()}"
     run = subprocess.run(["bash", "-c", shell], capture_output=True, check=True, timeout=30)
     *_, body, _ = run.stdout.decode().split("\0")
     assert json.loads(body)["inputs"] == text
-    expect(page.locator("#panel-fill-mask img")).to_have_count(0)
+    expect(panel.locator("img")).to_have_count(0)

@@ -7,7 +7,6 @@ the test opens its gate.
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,17 +20,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Receive, Scope, Send
 
-from albert_serve.batching.queue import Batcher
-from albert_serve.bundle.manifest import Bundle
 from albert_serve.errors import EngineError, QueueFullError
 from albert_serve.runtime.engine import Engine
 from albert_serve.server.errors import ErrorReplies
-from albert_serve.server.limits import Admission, AdmissionControl, LargeRequests, Limits
+from albert_serve.server.limits import Admission, AdmissionControl
 from albert_serve.server.metrics import Metrics
-from albert_serve.server.models import HostedModel, Models, describe_hosted
+from albert_serve.server.models import Models
 from albert_serve.server.routes import make_app
 from albert_serve.settings import RuntimeOptions, Settings
-from albert_serve.tasks import EncoderInput, Logits, load_tasks
+from albert_serve.tasks import EncoderInput, Logits
 from tests.albert_serve.batching.engines import make_limits, on_event_loop
 from tests.albert_serve.server.conftest import JSON, assert_envelope
 
@@ -45,6 +42,8 @@ class SlowEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.max_batch_tokens = engine.max_batch_tokens
+        self.call_overhead_tokens = engine.call_overhead_tokens
+        self.warm_up = engine.warm_up
         self.failure: Exception | None = None
         self.gate = threading.Event()
         self.num_inputs = 0
@@ -68,10 +67,6 @@ class Service:
     models: Models
     registry: CollectorRegistry
 
-    @property
-    def batcher(self) -> Batcher:
-        return self.models.default.batcher
-
     def count(self, reason: str) -> float | None:
         """Return the number of requests that were given up for this reason, from the metrics."""
         labels = {"model": "tiny", "task": "fill-mask", "reason": reason}
@@ -83,8 +78,7 @@ class Service:
     async def occupy_engine(self) -> asyncio.Task[httpx.Response]:
         """Send a request, and wait until the engine runs it."""
         task = asyncio.create_task(self.post())
-        while not self.engine.num_inputs:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: self.engine.num_inputs > 0)
         return task
 
 
@@ -98,39 +92,24 @@ def engine(bundle_dir: Path) -> Engine:
     return Engine.open(bundle_dir, RuntimeOptions(num_threads=1))
 
 
-@asynccontextmanager
-async def serve(engine: Engine, bundle_dir: Path, **options: Any) -> AsyncIterator[Service]:
-    registry = CollectorRegistry()
-    bundle = Bundle.open(bundle_dir)
-    slow = SlowEngine(engine)
-    tasks = load_tasks(bundle)
-    del tasks["sentence-order"]
-    observer = Metrics(registry).observer("tiny", "fp32", [*tasks])
-    settings = Settings(bundle=bundle_dir, **options)
-    limits = Limits("tiny", settings, LargeRequests(max_bytes=1 << 20), observer)
-    model = HostedModel(
-        name="tiny",
-        settings=settings,
-        bundle=bundle,
-        tasks=tasks,
-        batcher=Batcher(slow, check_room=limits.check_tokens, observer=observer),
-        description=describe_hosted("tiny", bundle, settings, "[MASK]"),
-        limits=limits,
-    )
-    app = make_app(dict)
-    app.state.models = models = Models(settings)
-    models.served, models.default_name = {"tiny": model}, "tiny"
-    wrapped = AdmissionControl(ErrorReplies(app), find=models.find)
-    async with client_of(wrapped) as http:
-        yield Service(app=wrapped, http=http, engine=slow, models=models, registry=registry)
-        slow.gate.set()
-        await models.close()
-
-
 @pytest.fixture
-def serving(engine: Engine, bundle_dir: Path) -> Serving:
+def serving(engine: Engine, bundle_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Serving:
     """A function that opens a service with some settings."""
-    return functools.partial(serve, engine, bundle_dir)
+
+    @asynccontextmanager
+    async def serve(**options: Any) -> AsyncIterator[Service]:
+        slow, registry = SlowEngine(engine), CollectorRegistry()
+        monkeypatch.setattr(Engine, "open", lambda *_: slow)
+        models = Models.load(Settings(bundle=bundle_dir, **options), Metrics(registry))
+        app = make_app(dict)
+        app.state.models = models
+        wrapped = AdmissionControl(ErrorReplies(app), find=models.find)
+        async with client_of(wrapped) as http:
+            yield Service(app=wrapped, http=http, engine=slow, models=models, registry=registry)
+            slow.gate.set()
+            await models.close()
+
+    return serve
 
 
 async def wait_until(is_true: Callable[[], bool]) -> None:
@@ -140,8 +119,12 @@ async def wait_until(is_true: Callable[[], bool]) -> None:
 
 @on_event_loop
 async def test_a_request_to_a_full_queue_is_429_until_there_is_room(serving: Serving) -> None:
+    """A request that is larger than the queue is rejected before it runs."""
     num_requests = 5  # the queue has room for one of them
     async with serving(max_queue_tokens=10) as service:
+        large = await service.http.post(f"{MODEL}/fill-mask", json={"inputs": "a [MASK] " * 5})
+        assert_envelope(large, 422, "too_much_at_once")
+        assert service.engine.num_inputs == 0
         running = await service.occupy_engine()
         requests = [asyncio.create_task(service.post()) for _ in range(num_requests)]
         await wait_until(lambda: service.count("shed") == num_requests - 1)
@@ -180,15 +163,6 @@ async def test_requests_over_the_concurrency_limit_are_429_if_all_arrive_togethe
 
 
 @on_event_loop
-async def test_a_request_larger_than_the_queue_is_rejected_before_it_runs(
-    serving: Serving,
-) -> None:
-    async with serving(max_queue_tokens=3) as service:
-        assert_envelope(await service.post(), 422, "too_much_at_once")
-        assert service.engine.num_inputs == 0
-
-
-@on_event_loop
 async def test_a_late_answer_and_a_late_body_are_504(serving: Serving) -> None:
     async def trickle() -> AsyncIterator[bytes]:
         yield b'{"inputs": '
@@ -202,30 +176,24 @@ async def test_a_late_answer_and_a_late_body_are_504(serving: Serving) -> None:
         assert service.count("shed") == 0
 
 
-@pytest.mark.parametrize(
-    ("failure", "error_type", "message"),
-    [
-        pytest.param(EngineError("/secret/file"), "engine", "model failed", id="engine"),
-        pytest.param(KeyError("secret"), "internal", "unexpected error", id="unexpected"),
-    ],
-)
 @on_event_loop
 async def test_a_failure_is_500_and_its_details_are_only_logged(
-    serving: Serving,
-    failure: Exception,
-    error_type: str,
-    message: str,
-    caplog: pytest.LogCaptureFixture,
+    serving: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving() as service:
-        service.engine.failure = failure
         service.engine.gate.set()
-        reply = await service.post()
-        assert message in assert_envelope(reply, 500, error_type)
-        (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
-        assert reply.json()["request_id"] in record.getMessage()
-        assert "secret" in str(record.exc_info)
-        assert "secret" not in reply.text
+        for failure, error_type, message in (
+            (EngineError("/secret/file"), "engine", "model failed"),
+            (KeyError("secret"), "internal", "unexpected error"),
+        ):
+            caplog.clear()
+            service.engine.failure = failure
+            reply = await service.post()
+            assert message in assert_envelope(reply, 500, error_type)
+            (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+            assert reply.json()["request_id"] in record.getMessage()
+            assert "secret" in str(record.exc_info)
+            assert "secret" not in reply.text
         service.engine.failure = None
         assert (await service.post()).status_code == 200
 
@@ -256,76 +224,68 @@ async def test_before_startup_every_reply_is_503() -> None:
 
 @on_event_loop
 async def test_a_request_leaves_the_queue_if_its_client_disconnects(serving: Serving) -> None:
-    body = json.dumps(REQUEST).encode()
-    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
-    is_disconnected = asyncio.Event()
-
-    async def receive() -> Message:
-        for message in messages:
-            return message
-        await is_disconnected.wait()
-        return {"type": "http.disconnect"}
-
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
+    received, sent = asyncio.Queue[Message](), asyncio.Queue[Message]()
+    await received.put({"type": "http.request", "body": json.dumps(REQUEST).encode()})
     headers = [(b"content-type", b"application/json")]
     scope: Scope = {"type": "http", "method": "POST", "query_string": b"", "headers": headers}
     scope["path"] = f"{MODEL}/fill-mask"
     async with serving() as service:
         running = await service.occupy_engine()
-        request = asyncio.create_task(service.app(scope, receive, send))
-        await wait_until(lambda: service.batcher.num_queued_tokens > 0)
-        is_disconnected.set()
+        request = asyncio.create_task(service.app(scope, received.get, sent.put))
+        batcher = service.models.default.batcher
+        await wait_until(lambda: batcher.num_queued_tokens > 0)
+        await received.put({"type": "http.disconnect"})
         await request
-        assert service.batcher.num_queued_tokens == 0
+        assert batcher.num_queued_tokens == 0
         assert service.count("cancelled") == 1
-        assert sent[0]["status"] == 499  # the log has this status
+        assert sent.get_nowait()["status"] == 499  # the log has this status
         service.engine.gate.set()
         await running
     assert service.engine.num_inputs == 1
 
 
-@pytest.mark.parametrize("has_reply", [False, True])
-def test_a_request_stops_counting_when_its_reply_begins_or_it_fails(has_reply: bool) -> None:
+@on_event_loop
+async def test_a_request_stops_counting_when_its_reply_begins_or_it_fails() -> None:
     limits, counts = make_limits(max_concurrency=1), list[int]()
 
-    async def fail(_scope: Scope, _receive: Receive, send: Send) -> None:
+    async def fail(scope: Scope, _receive: Receive, send: Send) -> None:
         counts.append(limits.num_requests)
-        if has_reply:
+        if scope["has_reply"]:
             await send({"type": "http.response.start", "status": 200, "headers": []})
         raise ArithmeticError
 
     async def send(_message: Message) -> None:
         counts.append(limits.num_requests)
 
-    control = AdmissionControl(fail, find=lambda target: (limits, str(target.task)))
-    scope: Scope = {"type": "http", "method": "POST", "path": "/fill-mask"}
-    receive: Any = None  # the body is not read
-    with pytest.raises(ArithmeticError):
-        asyncio.run(control(scope, receive, send))
-    assert [*counts, limits.num_requests] == ([1, 0, 0] if has_reply else [1, 0])
+    control: Any = AdmissionControl(fail, find=lambda target: (limits, str(target.task)))
+    for has_reply in (False, True):
+        scope = {"type": "http", "method": "POST", "path": "/fill-mask", "has_reply": has_reply}
+        with pytest.raises(ArithmeticError):
+            await control(scope, None, send)  # the body is not read
+        counts.append(limits.num_requests)
+    assert counts == [1, 0, 1, 0, 0]
+
+
+def test_the_limit_of_queued_tokens_is_exact() -> None:
+    limits = make_limits(max_queue_tokens=100)
+    limits.check_tokens(10, 90)
+    with pytest.raises(QueueFullError, match=r"^11 tokens .* 10 more tokens"):
+        limits.check_tokens(11, 90)
 
 
 SMALL_BYTES = 4096
 LARGE_BYTES = SMALL_BYTES + 1
 
 
-def admission(limits: Limits) -> Admission:
-    return Admission(limits, "fill-mask")
-
-
 def test_large_bodies_share_a_limit_that_a_single_body_may_exceed() -> None:
     limits = make_limits(max_held_bytes=2 * LARGE_BYTES)
-    with admission(limits) as single:
+    with Admission(limits, "fill-mask") as single:
         single.count_bytes(3 * LARGE_BYTES)
-    with admission(limits) as first, admission(limits) as third:
+    with Admission(limits, "fill-mask") as first, Admission(limits, "fill-mask") as third:
         first.count_bytes(SMALL_BYTES)
         assert limits.large.num_bytes == 0
         first.count_bytes(LARGE_BYTES)
-        with admission(limits) as second:
+        with Admission(limits, "fill-mask") as second:
             second.count_bytes(LARGE_BYTES)
             third.count_bytes(SMALL_BYTES)
             with pytest.raises(QueueFullError, match="8194 bytes"):

@@ -34,13 +34,7 @@ from tests.devices import CUDA
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 NUM_REQUESTS = 24
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
-WITH_EXPORTER = """
-services:
-  albert_serve:
-    tracing:
-      exporter_type: in_memory
-      sample_rate: 1.0
-"""
+TRACING = "services: {albert_serve: {tracing: {exporter_type: in_memory, sample_rate: 1.0}}}"
 
 
 @pytest.fixture(scope="module", params=["cpu"])
@@ -49,7 +43,7 @@ def workers(
 ) -> Iterator[RunningService]:
     """A service of two workers on a device, with a log in JSON and an exporter of traces."""
     folder = tmp_path_factory.mktemp("workers")
-    (folder / "bentoml.yaml").write_text(WITH_EXPORTER)
+    (folder / "bentoml.yaml").write_text(TRACING)
     environment = service_environment(bundle_dir, folder / "home") | {
         "ALBERT_SERVE_DEVICE": request.param,
         "ALBERT_SERVE_WORKERS": "2",
@@ -122,22 +116,18 @@ def test_every_line_of_the_log_is_json_and_requests_have_their_ids(workers: Runn
     assert paths.isdisjoint({"/livez", "/readyz", "/metrics"})
 
 
-def trace_of(running: RunningService, request_id: str, **headers: str) -> str:
-    """Send a request; return the trace id in its line of the log."""
-    httpx.get(f"{running.url}/info", headers={"X-Request-ID": request_id, **headers})
-    wait_until_logged(running, request_id)
-    line = next(line for line in running.log.splitlines() if request_id in line)
-    return str(json.loads(line)["trace_id"])
-
-
 def test_with_an_exporter_the_log_has_the_callers_trace_or_a_new_one(
     workers: RunningService,
 ) -> None:
-    parent = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
-    assert trace_of(workers, "in-a-trace", traceparent=parent) == TRACE_ID
-    new_trace = trace_of(workers, "untraced")
-    assert re.fullmatch(r"[0-9a-f]{32}", new_trace)
-    assert new_trace != TRACE_ID
+    parent = {"traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01"}
+    traces = []
+    for request_id, headers in (("in-a-trace", parent), ("untraced", {})):
+        httpx.get(f"{workers.url}/info", headers={"X-Request-ID": request_id, **headers})
+        wait_until_logged(workers, request_id)
+        line = next(line for line in workers.log.splitlines() if request_id in line)
+        traces.append(json.loads(line)["trace_id"])
+    assert traces[0] == TRACE_ID != traces[1]
+    assert re.fullmatch(r"[0-9a-f]{32}", traces[1])
 
 
 @pytest.mark.parametrize("workers", ["cpu", CUDA], indirect=True)
