@@ -6,7 +6,6 @@ the name `classifier`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,27 +18,19 @@ from albert_serve.cli import main
 from albert_serve.config import AlbertConfig
 from albert_serve.tasks import TaskSetup
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.albert_serve.support import ROOT, Answerer, RunningService, TorchEngine, served
-from tests.export.exporting import export_bundle
+from tests.albert_serve.support import Answerer, RunningService, TorchEngine, served
+from tests.export.exporting import export_bundle, write_real_checkpoint
+from tests.training.support import WIKI
 from training.data.corpus import read_documents
 from training.model.albert import ModelInputs
 from training.model.checkpoint import load_checkpoint, save_checkpoint
-from training.model.heads import AlbertForTasks
-from training.vocabulary.spiece import build_tokenizer
-from training.vocabulary.training import train_vocab
 
-WIKI = ROOT / "tests/data/wiki.jsonl"
 TOKEN_LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 
 @pytest.fixture(scope="session")
 def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with a vocabulary of 1,000 pieces, and random weights whose logits differ."""
-    vocab = tmp_path_factory.mktemp("vocab")
-    documents = read_documents([WIKI])
-    spiece = train_vocab(documents, vocab, vocab_size=1000)
-    build_tokenizer(spiece).save(str(vocab / "tokenizer.json"))
-    torch.manual_seed(0)
     config = AlbertConfig(
         vocab_size=1000,
         embedding_size=32,
@@ -48,16 +39,9 @@ def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_heads=4,
         ffn_size=128,
         max_positions=128,
-        initializer_range=0.2,
     )
-    model = AlbertForTasks(
-        config,
-        {"fill-mask": 1000, "sentence-order": 2, "text-classification": 2, "question-answering": 2},
-    )
-    folder = tmp_path_factory.mktemp("checkpoint")
-    labels = {"id2label": {"0": "negative", "1": "positive"}}
-    save_checkpoint(model, folder, tokenizer_from=vocab, extra_config=labels)
-    return folder
+    folder = tmp_path_factory.mktemp("tiny") / "checkpoint"
+    return write_real_checkpoint(folder, config, scale=0.8)  # larger weights amplify rounding
 
 
 @pytest.fixture(scope="session")
@@ -175,7 +159,6 @@ def task_setup(tokenizer: AlbertTokenizer, torch_engine: TorchEngine) -> TaskSet
 @pytest.fixture(scope="session")
 def sentences() -> list[str]:
     """Texts of 41 to 150 characters from Wikipedia."""
-    with WIKI.open(encoding="utf-8") as lines:
-        texts = [json.loads(line)["text"] for line in lines]
-    paragraphs = [line for text in texts for line in text.splitlines() if len(line) > 40]
+    documents = read_documents([WIKI])
+    paragraphs = [line for text in documents for line in text.splitlines() if len(line) > 40]
     return [paragraph[:150] for paragraph in paragraphs[::7]][:12]

@@ -14,31 +14,20 @@ import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
-from albert_serve.bundle.manifest import (
-    Bundle,
-    FileEntry,
-    HeadEntry,
-    Manifest,
-    Quality,
-    TaskExample,
-)
+from albert_serve.bundle import manifest as manifests
+from albert_serve.bundle.manifest import Bundle, HeadEntry, Manifest
 from export.__main__ import main
 from export.card import model_card
 from export.config import ExportError
 from export.job import read_examples
 from export.source import read_source, with_threshold
-from tests.export.checkpoints import (
-    ALL_TASKS,
-    TINY,
-    change_config,
-    write_checkpoint,
-    write_tokenizer,
-)
-from tests.export.exporting import export_bundle
+from tests.export import exporting
+from tests.export.exporting import ALL_TASKS, TINY, change_config, export_bundle, write_checkpoint
 from training.tasks.question_answering.metrics import BEST_F1_THRESHOLD as KEY
 
 pytestmark = pytest.mark.process
 
+Capture = pytest.CaptureFixture[str]
 Change = Callable[[Path], Any]
 CLASSIFIER: Final = "text-classification"
 FFN: Final = "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn.weight"
@@ -99,8 +88,10 @@ def test_only_bundles_are_replaced_and_only_with_overwrite(checkpoint: Path, tar
     assert (checkpoint / "model.safetensors").exists()
 
 
-def test_the_no_answer_threshold_has_four_sources_in_order(checkpoint: Path, target: Path) -> None:
-    """The order is: the option, --evaluation, the exported bundle, the checkpoint's evaluation."""
+def test_exporting_a_bundle_again_preserves_its_threshold_temperatures_and_examples(
+    checkpoint: Path, target: Path
+) -> None:
+    """The threshold is: the option, --evaluation's, the bundle's, the checkpoint's evaluation's."""
 
     def threshold(source: Any, *values: Any) -> float | None:
         head: HeadEntry = with_threshold(source, *values).heads["question-answering"]
@@ -109,32 +100,24 @@ def test_the_no_answer_threshold_has_four_sources_in_order(checkpoint: Path, tar
     assert threshold(read_source(checkpoint), None) is None
     (checkpoint / "evaluation.json").write_text(json.dumps({KEY: -1.5}))
     assert threshold(read_source(checkpoint), None) == -1.5
-    words = [str(checkpoint), str(target), "--no-quality", "--null-score-diff-threshold=0"]
-    assert main(words) == 0
+    example = {"inputs": "a [MASK]", "label": "One"}
+    file = checkpoint / "examples.json"
+    file.write_text(json.dumps({"fill-mask": [{**example, "expected": ["b"]}]}))
+    words = [str(checkpoint), str(target), "--no-quality", "--examples", str(file)]
+    assert main([*words, "--null-score-diff-threshold=0"]) == 0
+    content = json.loads((target / "manifest.json").read_text())
+    content["heads"][CLASSIFIER]["temperature"] = 1.75
+    (target / "manifest.json").write_text(json.dumps(content))
+
     source = read_source(target)
     assert threshold(source, None) == 0
     assert threshold(source, None, {KEY: -1.0}) == -1
     assert threshold(source, 2.5, {KEY: -1.0}) == 2.5
-
-
-def test_exporting_a_bundle_again_preserves_its_temperatures_and_examples(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "examples.json").write_text(
-        json.dumps({"fill-mask": [{"inputs": "a [MASK]", "label": "One", "expected": ["b"]}]})
-    )
-    fp32 = export_bundle(checkpoint, tmp_path / "fp32", examples=tmp_path / "examples.json").bundle
-    examples = {"fill-mask": [TaskExample(inputs="a [MASK]", label="One")]}
-    assert fp32.manifest.examples == examples
-    file = fp32.folder / "manifest.json"
-    content = json.loads(file.read_text())
-    content["heads"][CLASSIFIER]["temperature"] = 1.75
-    file.write_text(json.dumps(content))
-
-    manifest = export_bundle(fp32.folder, tmp_path / "int8", precision="int8").bundle.manifest
-
+    exported = export_bundle(target, target.with_name("int8"), precision="int8")
+    manifest = exported.bundle.manifest
+    assert manifest.heads["question-answering"].null_score_diff_threshold == 0
     assert manifest.heads[CLASSIFIER].temperature == 1.75
-    assert manifest.examples == examples
+    assert manifest.examples == {"fill-mask": [manifests.TaskExample(**example)]}
 
 
 def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
@@ -146,12 +129,12 @@ def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
         "embeddings_spearman": 0.6254,
         "embeddings_mrr_at_10": 0.5,
     }
-    quality = Quality(metric="accuracy", torch=71.2, bundle=70.8, count=2770)
+    quality = manifests.Quality(metric="accuracy", torch=71.2, bundle=70.8, count=2770)
     entry = HeadEntry(graph="a.onnx", num_outputs=2, labels=["a", "b"], quality=quality)
     manifest = Manifest(
         config=TINY.to_hf(),
         heads={CLASSIFIER: entry},
-        files={"model.safetensors": FileEntry(size=1, sha256="0" * 64)},
+        files={"model.safetensors": manifests.FileEntry(size=1, sha256="0" * 64)},
         evaluation=evaluation,
     )
     (tmp_path / "README.md").write_text(model_card(manifest, "rte"))
@@ -182,11 +165,6 @@ def set_ffn_weight(value: float) -> Change:
     return change
 
 
-def replace_heads_by_multiple_choice(folder: Path) -> None:
-    write_checkpoint(folder, tasks=("multiple-choice",))
-    change_config(folder, architectures=["AlbertForMultipleChoice"])
-
-
 FP16: Final = ("--precision", "fp16", "--cuda-precision", "fp32")
 ERRORS: Final[list[tuple[Change | None, tuple[str, ...], str]]] = [
     (lambda folder: change_config(folder, id2label={"0": "a"}), (), "The classifier has 2 outputs"),
@@ -194,17 +172,9 @@ ERRORS: Final[list[tuple[Change | None, tuple[str, ...], str]]] = [
     (lambda folder: os.truncate(folder / "model.safetensors", 5000), (), "5000 bytes"),
     (set_ffn_weight(torch.inf), (), f"{FFN} contain NaN or infinite"),
     (set_ffn_weight(-65505), FP16, "--keep-fp32 ffn"),
-    (
-        lambda folder: (folder / "tokenizer.json").unlink(),
-        (),
-        "neither tokenizer.json nor spiece.model",
-    ),
-    (
-        lambda folder: write_tokenizer(folder, num_pieces=51),
-        (),
-        "has 51 pieces; the model has embeddings for 50",
-    ),
-    (replace_heads_by_multiple_choice, (), "multiple choice is not served"),
+    (lambda folder: (folder / "tokenizer.json").unlink(), (), "neither tokenizer.json nor spiece"),
+    (lambda folder: exporting.write_tokenizer(folder, 51), (), "has 51 pieces; the model has embe"),
+    (lambda f: write_checkpoint(f, tasks=("multiple-choice",)), (), "multiple choice is not serve"),
     (None, ("--max-difference", "1e-12"), "differ from torch by encoder"),
     (None, ("--evaluation", "none.json"), "none.json"),
     (None, ("--quality", "--token-classification", "a.conll"), "token-classification"),
@@ -213,12 +183,7 @@ ERRORS: Final[list[tuple[Change | None, tuple[str, ...], str]]] = [
 
 @pytest.mark.parametrize(("change", "options", "message"), ERRORS)
 def test_a_failed_export_prints_an_error_and_leaves_no_files(
-    checkpoint: Path,
-    target: Path,
-    capsys: pytest.CaptureFixture[str],
-    change: Change | None,
-    options: tuple[str, ...],
-    message: str,
+    checkpoint: Path, target: Path, capsys: Capture, change: Any, options: Any, message: str
 ) -> None:
     if change is not None:
         change(checkpoint)
@@ -233,7 +198,7 @@ def test_the_largest_number_of_fp16_and_a_tokenizer_with_all_pieces_are_exported
     checkpoint: Path, target: Path
 ) -> None:
     set_ffn_weight(-65504)(checkpoint)
-    write_tokenizer(checkpoint, num_pieces=50)
+    exporting.write_tokenizer(checkpoint, 50)
     assert main([str(checkpoint), str(target), "--no-quality", *FP16]) == 0
 
 
@@ -243,12 +208,14 @@ def test_the_largest_number_of_fp16_and_a_tokenizer_with_all_pieces_are_exported
         ({"text-classification": [{"inputs": "a"}]}, "the bundle has fill-mask"),
         ({"fill-mask": [{"inputs": "a"}, {"label": "a"}]}, r"fill-mask\[1\]: inputs is missing"),
         ({"fill-mask": [{"inputs": ["a"]}]}, r"fill-mask\[0\]: inputs is a list"),
+        ({"fill-mask": []}, "fill-mask must be a list of 1 to 20 examples"),
+        ({"fill-mask": [{"inputs": "a"}] * 21}, "fill-mask must be a list of 1 to 20 examples"),
     ],
 )
-def test_the_error_names_the_example_that_the_task_would_reject(
-    tmp_path: Path, content: Any, message: str
-) -> None:
+def test_the_error_names_the_rejected_example(tmp_path: Path, content: Any, message: str) -> None:
     file = tmp_path / "examples.json"
+    file.write_text(json.dumps({"fill-mask": [{"inputs": "a"}] * 20}))
+    assert len(read_examples(file, ["fill-mask"])["fill-mask"]) == 20
     file.write_text(json.dumps(content))
     with pytest.raises(ExportError, match=message):
         read_examples(file, ["fill-mask"])

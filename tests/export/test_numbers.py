@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -21,8 +21,8 @@ from albert_serve.tasks.base import EncoderInput
 from albert_serve.tokenizer import AlbertTokenizer
 from export.graph import CUDA_VERSION, Compute
 from export.models import build_encoder
-from tests.export.checkpoints import ALL_TASKS, TINY, write_checkpoint, write_tokenizer
-from tests.export.exporting import export_bundle, external_tensors, run_encoder, run_head
+from tests.export import exporting
+from tests.export.exporting import TINY, export_bundle, external_tensors, run_encoder
 from tests.training.support import TOKEN_TASKS, hf_logits, is_real, ragged, randomize
 from training.conversion.weight_files import restore_weights
 
@@ -52,7 +52,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, class_name: str, activ
     model = getattr(transformers, class_name)(config).eval()
     randomize(model, seed=0)
     model.save_pretrained(checkpoint)
-    write_tokenizer(checkpoint)
+    exporting.write_tokenizer(checkpoint)
     tensors = load_file(checkpoint / "model.safetensors")
     if class_name == "AlbertForMaskedLM":  # old versions store the tied matrix twice
         tied_matrix = tensors["albert.embeddings.word_embeddings.weight"]
@@ -74,14 +74,12 @@ def test_logits_are_those_of_transformers(tmp_path: Path, class_name: str, activ
         expected_logits = hf_logits(model, BATCH)
     for task, expected in expected_logits.items():
         rows = hidden[REAL] if task in TOKEN_TASKS else hidden[:, 0]
-        logits = run_head(tmp_path / "bundle", task, rows)
+        logits = exporting.run_head(tmp_path / "bundle", task, rows)
         expected = expected[:, :2] if task == "sentence-order" else expected
         np.testing.assert_allclose(logits, expected.numpy(), atol=1e-5)
 
 
-def test_an_fp32_bundle_is_a_checkpoint_of_transformers(
-    real_checkpoint: Path, tmp_path: Path
-) -> None:
+def test_an_fp32_bundle_is_read_by_transformers(real_checkpoint: Path, tmp_path: Path) -> None:
     bundle = export_bundle(real_checkpoint, tmp_path / "bundle").bundle
     text = "the [MASK] of the city"
     tokenizer = transformers.AutoTokenizer.from_pretrained(bundle.folder)
@@ -108,10 +106,8 @@ CONFIGS: Final = {
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_hidden_states_equal_torchs_and_do_not_depend_on_the_padding(
-    config: AlbertConfig, tmp_path: Path
-) -> None:
-    model = write_checkpoint(tmp_path / "checkpoint", config, tasks=())
+def test_hidden_states_are_torchs_for_any_padding(config: AlbertConfig, tmp_path: Path) -> None:
+    model = exporting.write_checkpoint(tmp_path / "checkpoint", config, tasks=())
     export_bundle(tmp_path / "checkpoint", tmp_path / "bundle")
     with torch.inference_mode():
         expected = model(BATCH).numpy()
@@ -137,7 +133,7 @@ def test_the_cuda_graph_computes_the_same_hidden_states(
 ) -> None:
     """The graph for CUDA reads the same weights. Its operators also run on the CPU."""
     config = replace(TINY, num_groups=2)
-    write_checkpoint(tmp_path / "checkpoint", config, tasks=())
+    exporting.write_checkpoint(tmp_path / "checkpoint", config, tasks=())
     exported = export_bundle(tmp_path / "checkpoint", tmp_path / "b", precision=precision)
     folder = exported.bundle.folder
     stored = read_header(folder / "model.safetensors")
@@ -153,39 +149,28 @@ def test_the_cuda_graph_computes_the_same_hidden_states(
     assert external_tensors(folder / "c.onnx") == external_tensors(folder / "encoder.onnx")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_the_graphs_refer_to_each_weight_by_its_range_in_the_file(
-    checkpoint: Path, tmp_path: Path, precision: Precision
-) -> None:
-    folder = export_bundle(checkpoint, tmp_path / "bundle", precision=precision).bundle.folder
-    stored = read_header(folder / "model.safetensors")
-    for file in folder.glob("*.onnx"):
-        references = external_tensors(file)
-        ranges = {name: (stored[name].offset, stored[name].num_bytes) for name in references}
-        assert references == ranges
-        assert len(set(references.values())) == len(references)
-
-
 @pytest.mark.parametrize(
-    ("precision", "compute", "low", "high"),
-    [("fp32", "fp16", 2e-4, 0.06), ("int8", "fp32", 0, 1e-5)],
+    ("precision", "compute", "bounds", "cuda_heads"),
+    [
+        ("fp32", "fp16", (2e-4, 0.06), ()),
+        ("int8", "fp32", (0, 1e-5), ("fill-mask", "sentence-order", "text-classification")),
+    ],
 )
-def test_parity_of_the_cuda_graphs_shows_their_rounding(
-    checkpoint: Path,
-    tmp_path: Path,
-    precision: Precision,
-    compute: Compute,
-    low: float,
-    high: float,
+def test_graphs_refer_to_weights_by_their_ranges_and_parity_shows_the_rounding_on_cuda(
+    checkpoint: Path, tmp_path: Path, precision: str, compute: str, bounds: Any, cuda_heads: Any
 ) -> None:
     target = tmp_path / "bundle"
     bundle = export_bundle(checkpoint, target, precision=precision, cuda_precision=compute).bundle
     assert bundle.manifest.cuda_precision == compute
     parity = bundle.manifest.cuda_parity
-    assert parity.keys() == {"encoder", *ALL_TASKS}
-    assert all(low < value < high for value in parity.values()), parity
+    assert parity.keys() == {"encoder", *exporting.ALL_TASKS}
+    assert all(bounds[0] < value < bounds[1] for value in parity.values()), parity
     cuda_graphs = {name for name in bundle.manifest.files if name.endswith(".cuda.onnx")}
-    int8_tasks = ("fill-mask", "sentence-order", "text-classification")
-    head_graphs = {f"{task}.cuda.onnx" for task in int8_tasks} if precision == "int8" else set()
-    assert cuda_graphs == {"encoder.cuda.onnx", *head_graphs}
+    assert cuda_graphs == {f"{name}.cuda.onnx" for name in ("encoder", *cuda_heads)}
     assert not (target / ".emulated.onnx").exists()
+    stored = read_header(target / "model.safetensors")
+    for file in target.glob("*.onnx"):
+        references = external_tensors(file)
+        ranges = {name: (stored[name].offset, stored[name].num_bytes) for name in references}
+        assert references == ranges
+        assert len(set(references.values())) == len(references)

@@ -17,14 +17,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 from safetensors.numpy import load_file
 
-from albert_serve.bundle.manifest import Bundle, Part, Precision
+from albert_serve.bundle.manifest import Bundle, Part
 from albert_serve.bundle.weights import SCALE_SUFFIX, SMOOTHING_SUFFIX
 from export.precision import part_of, quantize
-from tests.export.checkpoints import TINY, write_checkpoint
-from tests.export.exporting import export_bundle, run_head
+from tests.export.exporting import TINY, export_bundle, run_head, write_checkpoint
 from tests.programs import needs_program
 from training.conversion.weight_files import restore_weights
 from training.model.checkpoint import load_checkpoint, save_checkpoint
@@ -77,33 +76,28 @@ def wide_checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("precision", "fp32_parts", "tolerance"),
+    ("precision", "parts", "tolerance"),
     [
         ("int8", ("heads", "attention"), 0.5),
         ("int8", get_args(Part), 1e-4),
         ("fp16", ("ffn",), 0.02),
     ],
 )
-def test_a_lower_precision_rounds_only_the_matrices_of_its_parts(
-    wide_checkpoint: Path,
-    tmp_path: Path,
-    precision: Precision,
-    fp32_parts: tuple[Part, ...],
-    tolerance: float,
+def test_a_lower_precision_rounds_only_the_matrices_that_are_not_among_the_parts_in_fp32(
+    wide_checkpoint: Path, tmp_path: Path, precision: str, parts: tuple[str, ...], tolerance: float
 ) -> None:
-    exported = export_bundle(
-        wide_checkpoint, tmp_path / "bundle", precision=precision, keep_fp32=fp32_parts
-    )
-    bundle = Bundle.open(tmp_path / "bundle")
+    target = tmp_path / "bundle"
+    exported = export_bundle(wide_checkpoint, target, precision=precision, keep_fp32=parts)
+    bundle = Bundle.open(target)
     assert exported.unused == []
-    assert (bundle.manifest.precision, bundle.manifest.kept_fp32) == (precision, sorted(fp32_parts))
+    assert (bundle.manifest.precision, bundle.manifest.kept_fp32) == (precision, sorted(parts))
     assert bundle.manifest.parity["encoder"] < tolerance
     stored = load_file(bundle.weights_file)
     restore_weights(bundle.weights_file, tmp_path / "restored")
     restored = load_file(tmp_path / "restored")
     for name, original in load_file(wide_checkpoint / "model.safetensors").items():
         part = part_of(name)
-        if part is None or part in fp32_parts:
+        if part is None or part in parts:
             np.testing.assert_array_equal(stored[name], original)
             assert name + SCALE_SUFFIX not in stored
         elif precision == "fp16":
@@ -133,6 +127,11 @@ def test_a_product_in_int8_rounds_only_its_inputs(wide_checkpoint: Path, tmp_pat
     np.testing.assert_allclose(logits, expected.numpy(), atol=1e-5)
 
 
+# A graph that multiplies x - 128, with x in uint8, by the weights in int8.
+_PRODUCT: Final = """
+<ir_version: 9, opset_import: ["": 17]>
+product (uint8[rows, 96] x) => (int32[rows, 64] sums) { sums = MatMulInteger(x, weight, zero) }
+"""
 _MULTIPLY: Final = """
 import sys
 import numpy as np
@@ -153,26 +152,13 @@ def test_int8_products_are_exact_on_a_cpu_without_vnni(tmp_path: Path) -> None:
     """The emulated CPU has AVX2, but not AVX-512 or VNNI."""
     qemu = needs_program("qemu-x86_64", package="qemu-user")
     int8_IO, _ = quantize(np.random.default_rng(0).normal(size=(64, 96)).astype(np.float32))
-    onnx.save(integer_product(int8_IO), tmp_path / "product.onnx")
+    model = onnx.parser.parse_model(_PRODUCT)
+    for name, values in {"weight": int8_IO, "zero": np.array(128, np.uint8)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    onnx.save(model, tmp_path / "product.onnx")
     files = [str(tmp_path / "product.onnx"), str(tmp_path / "result.npz")]
     program = [qemu, "-cpu", "Haswell", sys.executable, "-c", _MULTIPLY, *files]
     subprocess.run(program, check=True, capture_output=True)
     result = np.load(tmp_path / "result.npz")
     exact = (result["x"].astype(np.int64) - 128) @ int8_IO.astype(np.int64)
     np.testing.assert_array_equal(result["sums"], np.concatenate([exact[:1], exact[:3], exact]))
-
-
-def integer_product(int8_IO: np.ndarray) -> onnx.ModelProto:
-    """Return a graph that multiplies x - 128 (R, I), with x in uint8, by the weights in int8."""
-    num_in, num_out = int8_IO.shape
-    graph = helper.make_graph(
-        [helper.make_node("MatMulInteger", ["x", "weight", "zero"], ["sums"])],
-        "product",
-        [helper.make_tensor_value_info("x", TensorProto.UINT8, ["rows", num_in])],
-        [helper.make_tensor_value_info("sums", TensorProto.INT32, ["rows", num_out])],
-        [
-            numpy_helper.from_array(int8_IO, "weight"),
-            numpy_helper.from_array(np.array(128, np.uint8), "zero"),
-        ],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
