@@ -1,11 +1,9 @@
-"""Helpers: service processes, damaged bundles, and an engine in torch."""
+"""Helpers: service processes, and an engine in torch."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,7 +21,6 @@ import numpy as np
 import torch
 
 from albert_serve.api.embeddings import FEATURE_EXTRACTION
-from albert_serve.bundle.manifest import file_entry
 from albert_serve.local import LocalTransport
 from albert_serve.settings import RuntimeOptions
 from albert_serve.tasks import EncoderInput, Logits, Prepared
@@ -216,18 +213,6 @@ def worker_pids(running: RunningService) -> list[int]:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
-
-
-def copy_with(bundle_dir: Path, folder: Path, name: str, content: bytes) -> Path:
-    """Copy a bundle, replace one file, and update the hash in the manifest."""
-    shutil.copytree(bundle_dir, folder)
-    file, manifest_file = folder / name, folder / "manifest.json"
-    file.unlink()
-    file.write_bytes(content)
-    manifest = json.loads(manifest_file.read_text())
-    manifest["files"][name] = file_entry(file).model_dump()
-    manifest_file.write_text(json.dumps(manifest))
-    return folder
 
 
 class TorchEngine:
