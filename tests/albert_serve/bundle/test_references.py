@@ -42,15 +42,13 @@ def hub(bundle_dir: Path, checkpoint_dir: Path, tmp_path: Path) -> Iterator[Hub]
         yield hub
 
 
-def run(
-    hub: Hub, folder: Path, *command: str, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run(hub: Hub, folder: Path, *command: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """Run `albert-serve` in a folder, with caches there."""
     environment = hub.environment(folder / "hf") | {"ALBERT_SERVE_CACHE": str(folder / "cache")}
     return subprocess.run(
         [sys.executable, "-m", "albert_serve", *command],
         cwd=folder,
-        env=environment | variables,
+        env=environment | settings,
         capture_output=True,
         text=True,
         timeout=300,
@@ -96,10 +94,12 @@ def test_a_missing_or_damaged_bundle_of_the_hub_is_an_error_of_one_line(
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder where this process stores exports and downloads."""
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder where this process stores exports and downloads. No umask protects it."""
     monkeypatch.setenv("ALBERT_SERVE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    old_umask = os.umask(0)
+    yield tmp_path / "cache"
+    os.umask(old_umask)
 
 
 @pytest.mark.usefixtures("cache")
@@ -121,21 +121,28 @@ def test_a_checkpoint_is_exported_once_and_again_after_it_changes(
         assert albert.fill_mask(TEXT) != expected
 
 
-def test_a_cache_that_others_can_write_to_is_rejected(checkpoint_dir: Path, cache: Path) -> None:
-    (cache / "exports").mkdir(parents=True)
-    (cache / "exports").chmod(0o775)
-    with pytest.raises(ConfigError, match=r"Other users can write to .*/exports, and so could"):
-        find_bundle(checkpoint_dir)
-
-
-@pytest.mark.usefixtures("cache")
-def test_each_precision_is_exported_to_its_own_folder(
-    checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch
+def test_each_precision_has_its_own_folder_which_only_the_user_or_root_can_change(
+    checkpoint_dir: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished_export = subprocess.CompletedProcess[bytes]([], 0)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: finished_export)
     fp32, int8 = find_bundle(checkpoint_dir), find_bundle(checkpoint_dir, "int8")
     assert find_bundle(checkpoint_dir, "fp32") == fp32 != int8
+    assert {path.stat().st_mode & 0o777 for path in (cache / "exports").glob("**/")} == {0o755}
+
+    stat, owners = Path.stat, [0]
+    monkeypatch.setattr(os, "geteuid", lambda: 7)
+    monkeypatch.setattr(
+        Path, "stat", lambda *path, **_: os.stat_result((*stat(*path)[:4], owners[-1], *[0] * 5))
+    )
+    for owner in (0, 7):
+        owners.append(owner)
+        assert find_bundle(checkpoint_dir) == fp32
+    for owner, mode in ((1, 0o755), (7, 0o775), (7, 0o757)):
+        owners.append(owner)
+        (cache / "exports").chmod(mode)
+        with pytest.raises(ConfigError, match=r"Other users can write to .*/exports, and so could"):
+            find_bundle(checkpoint_dir)
 
 
 @pytest.mark.usefixtures("cache")
@@ -167,27 +174,22 @@ def import_bundle(folder: Path, *options: str) -> None:
     assert main(["import", str(folder), *options]) == 0
 
 
-def test_bentoml_lists_an_imported_bundle_as_a_model(bundle_dir: Path, home: Path) -> None:
+def test_bentoml_lists_imported_bundles_and_a_tag_without_a_version_means_the_latest(
+    bundle_dir: Path, int8_dir: Path, home: Path
+) -> None:
     revision = Bundle.open(bundle_dir).manifest.revision
+    import_bundle(int8_dir, "--name", "tiny:2")
     import_bundle(bundle_dir)
     models = subprocess.check_output(
         [sys.executable, "-m", "bentoml", "models", "list", "--output", "json"],
         env={**os.environ, "BENTOML_HOME": str(home), "BENTOML_DO_NOT_TRACK": "True"},
     )
-    (model,) = json.loads(models)
-    assert model["tag"] == f"tiny:{revision}"
-    files = {path.name for path in (home / "models/tiny" / revision).iterdir()}
-    assert files == {path.name for path in bundle_dir.iterdir()} | {"model.yaml"}
-
-
-def test_a_tag_without_a_version_means_the_latest_import(
-    bundle_dir: Path, int8_dir: Path, home: Path
-) -> None:
-    import_bundle(int8_dir, "--name", "tiny:2")
-    import_bundle(bundle_dir)
-    revision = Bundle.open(bundle_dir).manifest.revision
-    assert store.locate(Path("bentoml:tiny")) == home / "models/tiny" / revision
+    assert {model["tag"] for model in json.loads(models)} == {"tiny:2", f"tiny:{revision}"}
     assert store.locate(Path("bentoml:tiny:2")) == home / "models/tiny/2"
+    latest = store.locate(Path("bentoml:tiny"))
+    assert latest == home / "models/tiny" / revision
+    files = {path.name for path in latest.iterdir()}
+    assert files == {path.name for path in bundle_dir.iterdir()} | {"model.yaml"}
 
 
 def test_a_failed_import_does_not_change_the_store(
