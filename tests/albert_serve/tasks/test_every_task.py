@@ -10,12 +10,7 @@ import pytest
 
 from albert_serve.api.schemas import MAX_MASKS, TaskRequest
 from albert_serve.bundle.manifest import Manifest
-from albert_serve.errors import (
-    InvalidInputError,
-    NoMaskError,
-    TextTooLongError,
-    TooMuchAtOnceError,
-)
+from albert_serve.errors import InvalidInputError, NoMaskError, TextTooLongError, TooMuchAtOnceError
 from albert_serve.tasks import TASKS, EncoderInput, Prepared, TaskSetup, open_task, prepare_request
 from albert_serve.tasks.description import read_metadata, read_quality
 from albert_serve.tasks.text_length import text_length
@@ -51,25 +46,19 @@ def test_a_long_text_is_rejected_or_truncated_and_counted(task: str, task_setup:
     assert max(len(item.ids) for item in truncated.inputs) <= 128
 
 
-def pair_of_lengths(num_first: int, num_second: int) -> dict[str, str]:
-    return {"text": "a " * num_first, "text_pair": "a " * num_second}
-
-
-@pytest.mark.parametrize(
-    ("task", "longest", "too_long"),
-    [
+def test_a_text_may_have_as_many_tokens_as_the_model_has_positions(task_setup: TaskSetup) -> None:
+    pair = {"text": "a " * 65, "text_pair": "a " * 60}
+    order = {"text": "a " * 3, "text_pair": "a " * 122}
+    cases: list[tuple[str, Any, Any]] = [
         ("text-classification", "a " * 126, "a " * 127),
-        ("text-classification", pair_of_lengths(65, 60), pair_of_lengths(65, 61)),
-        ("sentence-order", pair_of_lengths(3, 122), pair_of_lengths(4, 122)),
-    ],
-)
-def test_a_text_may_have_as_many_tokens_as_the_model_has_positions(
-    task: str, longest: Any, too_long: Any, task_setup: TaskSetup
-) -> None:
-    [prepared] = prepare(task_setup, task, longest)
-    assert len(prepared.inputs[0].ids) == 128
-    with pytest.raises(TextTooLongError, match=r"129 tokens.* at most 128"):
-        prepare(task_setup, task, too_long)
+        ("text-classification", pair, {**pair, "text_pair": "a " * 61}),
+        ("sentence-order", order, {**order, "text": "a " * 4}),
+    ]
+    for task, longest, too_long in cases:
+        [prepared] = prepare(task_setup, task, longest)
+        assert len(prepared.inputs[0].ids) == 128
+        with pytest.raises(TextTooLongError, match=r"129 tokens.* at most 128"):
+            prepare(task_setup, task, too_long)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +72,7 @@ def test_a_text_may_have_as_many_tokens_as_the_model_has_positions(
     ],
 )
 def test_an_item_that_cannot_be_answered_is_rejected_with_the_reason(
-    task: str,
-    inputs: Any,
-    parameters: dict[str, Any],
-    error: type[InvalidInputError],
-    message: str,
-    task_setup: TaskSetup,
+    task: str, inputs: Any, parameters: Any, error: Any, message: str, task_setup: TaskSetup
 ) -> None:
     with pytest.raises(error, match=message):
         prepare(task_setup, task, inputs, **parameters)
@@ -118,9 +102,7 @@ class CountingTask:
     ],
     ids=["tokens", "masks", "bytes"],
 )
-def test_a_request_has_limits_for_the_sum_of_its_items(
-    task: CountingTask, limit: int, message: str
-) -> None:
+def test_the_sum_of_a_request_is_limited(task: CountingTask, limit: int, message: str) -> None:
     """Items after the first one beyond the limit are not prepared."""
     task.num_items = 0
     at_limit = prepare_request(task, read("fill-mask", ["a"] * limit), max_tokens=1000)
@@ -141,61 +123,62 @@ def test_characters_are_limited_before_any_item_is_encoded() -> None:
         assert task.num_items == 0
 
 
-def test_a_reply_may_have_the_token_embeddings_of_6_texts_of_512_tokens(
-    task_setup: TaskSetup,
-) -> None:
-    task = open_task("feature-extraction", replace(task_setup, max_positions=512, hidden_size=384))
+def test_a_reply_may_have_token_embeddings_of_6_texts_of_512_tokens(task_setup: TaskSetup) -> None:
+    setup = replace(task_setup, max_positions=512, hidden_size=384)
     texts = ["a " * 510] * 6
-    assert prepare_request(task, read("feature-extraction", texts, pooling="none"))
+    assert prepare(setup, "feature-extraction", texts, pooling="none")
     with pytest.raises(TooMuchAtOnceError, match="more than 67108864 bytes"):
-        prepare_request(task, read("feature-extraction", [*texts, texts[0]], pooling="none"))
+        prepare(setup, "feature-extraction", [*texts, texts[0]], pooling="none")
+    # A prediction for a mask counts its entry and the tokens of its text.
+    (predictions,) = prepare(task_setup, "fill-mask", "[MASK] [MASK]", top_k=3)
+    assert predictions.answer_bytes == 2 * 3 * (500 + 8 * 4)
 
 
-def test_each_prediction_for_a_mask_counts_its_entry_and_the_tokens_of_its_text(
-    task_setup: TaskSetup,
-) -> None:
-    task = open_task("fill-mask", task_setup)
-    (prepared,) = prepare_request(task, read("fill-mask", "[MASK] [MASK]", top_k=3))
-    assert prepared.answer_bytes == 2 * 3 * (500 + 8 * 4)
-
-
-def test_a_question_may_compare_at_most_2_to_the_24_spans(task_setup: TaskSetup) -> None:
+def test_questions_have_limits_of_spans_and_of_repeated_reading(task_setup: TaskSetup) -> None:
     longest, too_long = ({"question": "a", "context": "a " * n} for n in (32_768, 32_769))
     assert prepare(task_setup, "question-answering", longest, max_answer_len=512)
     with pytest.raises(InvalidInputError, match="max_answer_len to 511"):
         prepare(task_setup, "question-answering", too_long, max_answer_len=512)
+    read_often, read_more = ({"question": "a " * 10, "context": "a " * n} for n in (130, 131))
+    assert prepare(task_setup, "question-answering", read_often, doc_stride=114)
+    with pytest.raises(InvalidInputError, match="17 windows of 128 tokens that share 114"):
+        prepare(task_setup, "question-answering", read_more, doc_stride=114)
 
 
 @pytest.mark.parametrize(
-    ("num_question", "num_context", "highest", "too_high", "message"),
+    ("question", "context", "option", "highest", "message"),
     [
-        (4, 130, {"max_seq_len": 128}, {"max_seq_len": 129}, "max_seq_len is 129.* at most 128"),
-        (200, 16, {"max_question_len": 124}, {"max_question_len": 125}, "no room"),
-        (10, 130, {"doc_stride": 114}, {"doc_stride": 115}, "doc_stride is 115.* 115 tokens.* 114"),
+        ("a " * 4, "a " * 130, "max_seq_len", 128, "max_seq_len is 129.* at most 128"),
+        ("a " * 200, "a " * 16, "max_question_len", 124, "no room"),
+        ("a " * 10, "a " * 130, "doc_stride", 114, "doc_stride is 115.* 115 tokens.* 114"),
     ],
 )
 def test_length_options_of_questions_have_limits_that_follow_from_the_model(
-    num_question: int,
-    num_context: int,
-    highest: dict[str, int],
-    too_high: dict[str, int],
-    message: str,
-    task_setup: TaskSetup,
+    question: str, context: str, option: str, highest: int, message: str, task_setup: TaskSetup
 ) -> None:
-    item = {"question": "a " * num_question, "context": "a " * num_context}
-    [prepared] = prepare(task_setup, "question-answering", item, **highest)
+    item = {"question": question, "context": context}
+    [prepared] = prepare(task_setup, "question-answering", item, **{option: highest})
     assert max(len(window.ids) for window in prepared.inputs) == 128
-    assert prepared.num_truncated == max(0, num_question - 124)
+    assert prepared.num_truncated == max(0, len(question.split()) - 124)
     with pytest.raises(InvalidInputError, match=message):
-        prepare(task_setup, "question-answering", item, **too_high)
+        prepare(task_setup, "question-answering", item, **{option: highest + 1})
 
 
 def test_windows_of_a_context_have_384_tokens_and_overlap_by_128(task_setup: TaskSetup) -> None:
+    """The overlap is at most half of the tokens next to a long question.
+
+    Windows of a text have all tokens that the model reads.
+    """
     heads = {"question-answering": task_setup.head}
     setup = replace(task_setup, max_positions=512, heads=heads)
-    item = {"question": "a", "context": "a " * 1000}
-    [prepared] = prepare(setup, "question-answering", item)
-    assert [len(window.ids) for window in prepared.inputs] == [384, 384, 384, 4 + 1000 - 3 * 252]
+    for num_question, stride in ((1, 252), (125, 128), (181, 100)):
+        item = {"question": "a " * num_question, "context": "a " * 1000}
+        [prepared] = prepare(setup, "question-answering", item)
+        *lengths, last = [len(window.ids) for window in prepared.inputs]
+        assert lengths == [384] * len(lengths)
+        assert last == num_question + 3 + 1000 - len(lengths) * stride
+    [prepared] = prepare(setup, "token-classification", "a " * 1000)
+    assert [len(window.ids) for window in prepared.inputs] == [512, 512, 2 + 1000 - 2 * 382]
 
 
 def test_metadata_is_read_from_the_yaml_block_of_the_card(tmp_path: Path) -> None:
@@ -228,23 +211,17 @@ def test_the_quality_of_a_classifier_is_the_main_metric_of_its_kind(
     assert (quality and (quality.metric, quality.percent, quality.count)) == expected
 
 
-@pytest.mark.parametrize(
-    ("head", "length"),
-    [
-        ("text-classification", 128),
-        ("text-classification/topic", 96),
-        ("feature-extraction", 64),
-        ("fill-mask", 512),
-    ],
-)
-def test_the_text_length_is_the_length_of_the_last_training(head: str, length: int) -> None:
+def test_the_text_length_is_the_length_of_the_last_training() -> None:
     """Without training, the text length is the number of positions."""
-    settings = {"length": "64", "embeddings": ["pairs.csv"]}
+    classifier, topic = "text-classification", "text-classification/topic"
     stages: list[object] = [
-        {"tasks": ["text-classification"], "settings": settings},
-        {"tasks": ["text-classification/topic"], "settings": {"length": 96}},
-        {"tasks": ["text-classification", "fill-mask"], "settings": {"length": "128"}},
+        {"tasks": [classifier], "settings": {"length": "64", "embeddings": ["pairs.csv"]}},
+        {"tasks": [topic], "settings": {"length": 96}},
+        {"tasks": [classifier, "fill-mask"], "settings": {"length": "128", "embeddings": "None"}},
+        {"tasks": [classifier], "settings": {"length": "0"}},
     ]
-    assert text_length(head, {"stages": stages}, 512) == length
-    assert text_length(head, {"stages": stages}, 48) == 48
-    assert text_length(head, None, 512) == 512
+    lengths = {classifier: 128, topic: 96, "feature-extraction": 64, "fill-mask": 512}
+    for head, length in lengths.items():
+        assert text_length(head, {"stages": stages}, 512) == length
+        assert text_length(head, {"stages": stages}, 48) == 48
+        assert text_length(head, None, 512) == 512

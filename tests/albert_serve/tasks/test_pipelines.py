@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_serve.api.embeddings import TruncationDirection
-from albert_serve.api.schemas import ProblemType, ScoreFunction
+from albert_serve.api.schemas import ScoreFunction
 from albert_serve.bundle.sentence_vectors import SentenceVectors
 from albert_serve.tasks import TASKS, Prepared, TaskSetup, open_task
 from albert_serve.tasks.base import Logits, best, sigmoid, softmax
@@ -74,6 +74,9 @@ def test_predictions_are_tokens_of_the_vocabulary_sorted_by_score_then_id(
     logits[0, [9, 7, size - 1, size, size + 7]] = [5, 5, 6, 9, 9]
     answer = prepare(task_setup, "fill-mask", "a [MASK] b", top_k=3).finish([logits])
     assert [filled.token for filled in answer] == [size - 1, 7, 9]
+    scores = np.array([1.0, 2.0, 1.0, 1.0, 2.0, 1.0])
+    assert best(scores, np.array([5, 4, 3, 2, 1, 0]), top_k=3) == [1, 4, 0]
+    assert best(scores, np.array([5, 3, 2]), top_k=3) == [2, 3, 5]
 
 
 @pytest.mark.parametrize(
@@ -105,9 +108,7 @@ def test_a_target_that_is_not_in_the_vocabulary_gives_a_warning(
 
 
 @pytest.mark.parametrize("text", ["a [MASK]", "The [MASK] of the [MASK] was [MASK]."])
-def test_scores_of_the_complete_vocabulary_equal_the_pipeline(
-    text: str, ask: Ask, hf_fill_mask: Any
-) -> None:
+def test_scores_of_all_tokens_equal_the_pipeline(text: str, ask: Ask, hf_fill_mask: Any) -> None:
     """The answer to a text with several masks has a list per mask."""
     result, expected = ask("fill-mask", text, top_k=1000), hf_fill_mask(text, top_k=1000)
     if text.count("[MASK]") == 1:
@@ -155,14 +156,11 @@ def test_labels_and_scores_equal_the_pipeline(
     ],
 )
 def test_the_problem_type_selects_the_score_function(
-    problem_type: ProblemType | None,
-    labels: list[str],
-    expected: list[float],
-    task_setup: TaskSetup,
+    problem_type: Any, labels: list[str], expected: list[float], task_setup: TaskSetup
 ) -> None:
     """Labels with equal scores keep their order. The temperature divides the logits."""
-    changes = {"problem_type": problem_type, "labels": labels, "num_outputs": len(labels)}
-    head = task_setup.head.model_copy(update={**changes, "temperature": 2.0})
+    changes = {"problem_type": problem_type, "labels": labels, "temperature": 2.0}
+    head = task_setup.head.model_copy(update={**changes, "num_outputs": len(labels)})
     setup = replace(task_setup, heads={"text-classification": head})
     logits = np.array([[-5.0] * len(labels)], np.float32)
     result = prepare(setup, "text-classification", "a").finish([logits])
@@ -179,12 +177,6 @@ def test_softmax_adds_up_to_1_and_sigmoid_is_monotonic(values: list[float]) -> N
     scores = sigmoid(logits)
     assert ((scores >= 0) & (scores <= 1)).all()
     assert (np.diff(scores[np.argsort(logits)]) >= 0).all()
-
-
-def test_equal_scores_are_sorted_by_id() -> None:
-    scores = np.array([1.0, 2.0, 1.0, 1.0, 2.0, 1.0])
-    assert best(scores, np.array([5, 4, 3, 2, 1, 0]), top_k=3) == [1, 4, 0]
-    assert best(scores, np.array([5, 3, 2]), top_k=3) == [2, 3, 5]
 
 
 @pytest.mark.parametrize(
@@ -204,32 +196,22 @@ def test_truncation_equals_transformers(
     assert prepared.num_truncated == len(untruncated["input_ids"]) - 128
 
 
-def ask_order(ask: Ask, first: str, second: str) -> Any:
-    """Return the probability that two texts are in order."""
-    return ask("sentence-order", {"text": first, "text_pair": second}).in_order
-
-
 def test_the_probability_of_an_order_equals_label_0_in_transformers(
     ask: Ask, checkpoint_dir: Path, hf_classifier: Any, sentences: list[str]
 ) -> None:
+    """The coherence of sentences is the geometric mean of neighbouring pairs."""
     model = transformers.AlbertForPreTraining.from_pretrained(checkpoint_dir)
-    for first, second in zip(sentences[:4], sentences[4:8], strict=True):
-        texts = (first[:60], second[:60])
+    texts, expected = [sentence[:50] for sentence in sentences[:5]], []
+    for first, second in pairwise(texts):
         with torch.inference_mode():
-            encoded = hf_classifier.tokenizer(*texts, return_tensors="pt")
-            expected = model(**encoded).sop_logits[0].softmax(-1)[0].item()
-        assert ask_order(ask, *texts) == pytest.approx(expected, abs=1e-5)
-
-
-def test_coherence_is_the_geometric_mean_of_neighbouring_pairs(
-    ask: Ask, sentences: list[str]
-) -> None:
-    texts = [sentence[:50] for sentence in sentences[:5]]
+            encoded = hf_classifier.tokenizer(first, second, return_tensors="pt")
+            expected.append(model(**encoded).sop_logits[0].softmax(-1)[0].item())
+        answer = ask("sentence-order", {"text": first, "text_pair": second})
+        assert answer.in_order == pytest.approx(expected[-1], abs=1e-5)
     result = ask("sentence-order", {"sentences": texts})
-    expected = [ask_order(ask, *pair) for pair in pairwise(texts)]
     assert [(pair.first, pair.second) for pair in result.pairs] == [(0, 1), (1, 2), (2, 3), (3, 4)]
-    assert [pair.in_order for pair in result.pairs] == pytest.approx(expected)
-    assert result.coherence == pytest.approx(math.prod(expected) ** (1 / 4))
+    assert [pair.in_order for pair in result.pairs] == pytest.approx(expected, abs=1e-5)
+    assert result.coherence == pytest.approx(math.prod(expected) ** (1 / 4), abs=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -290,10 +272,7 @@ def test_a_request_overrides_the_pooling_of_the_model_but_not_its_length(
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_truncation_direction_selects_the_end_where_a_long_text_is_truncated(
-    side: TruncationDirection,
-    task_setup: TaskSetup,
-    answer: Answerer,
-    hf_vectors: Ask,
+    side: TruncationDirection, task_setup: TaskSetup, answer: Answerer, hf_vectors: Ask
 ) -> None:
     text = f"First of all {LONG} and at last"
     options = {"truncation_direction": side, "truncate": True}

@@ -1,8 +1,10 @@
-"""Question answering: equality with a brute force over all spans, and properties of windows."""
+"""Question answering: equality with an exhaustive search of spans; properties of windows."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from hypothesis import strategies as st
 from albert_serve.api.schemas import Answer, QuestionAnsweringParameters, QuestionContext
 from albert_serve.errors import InvalidInputError
 from albert_serve.tasks import Logits, QuestionAnswering, TaskSetup
-from albert_serve.tasks.question_answering.spans import align
+from albert_serve.tasks.question_answering import spans
+from albert_serve.tasks.question_answering.spans import NUM_BEST, align, find_spans
 from albert_serve.tasks.question_answering.task import merge_windows
 from albert_serve.tasks.windows import make_windows
 from tests.albert_serve.support import Answerer
@@ -39,70 +42,61 @@ def task(task_setup: TaskSetup) -> QuestionAnswering:
 
 
 @pytest.fixture(scope="module")
-def hf_model(checkpoint_dir: Path) -> tuple[Any, Any]:
-    """The model and the tokenizer of transformers."""
+def hf_logits(checkpoint_dir: Path) -> tuple[Logits, list[Any]]:
+    """The logits of no answer and of the context's tokens in transformers, and their offsets."""
     model = transformers.AlbertForQuestionAnswering.from_pretrained(checkpoint_dir)
-    return model, transformers.AutoTokenizer.from_pretrained(checkpoint_dir)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(checkpoint_dir)
+    options = {"return_offsets_mapping": True, "return_token_type_ids": True}
+    encoded = tokenizer(QUESTION, CONTEXT, return_tensors="pt", **options)
+    offsets = encoded.pop("offset_mapping")[0].tolist()
+    with torch.inference_mode():
+        outputs = model(**encoded)
+    tokens = [i for i, segment in enumerate(encoded.sequence_ids(0)) if segment == 1]
+    logits = torch.stack([outputs.start_logits[0], outputs.end_logits[0]], dim=1)
+    return logits[[0, *tokens]].numpy(), [offsets[i] for i in tokens]
 
 
-def brute_force(
-    hf_model: tuple[Any, Any], question: str, context: str, max_answer_len: int
-) -> tuple[dict[tuple[int, int], float], float]:
-    """Return the weight of each range of characters, and of no answer: exponentials of logits.
+Weights = dict[tuple[int, int], float]
+
+
+def search(logits: Logits, offsets: list[Any], max_answer_len: int) -> Weights:
+    """Return the weight of each range of characters: the sum of the exponentials of its logits.
 
     A lone "▁" has the characters of the next token, so several spans may have the same range.
     """
-    model, tokenizer = hf_model
-    options = {"return_offsets_mapping": True, "return_token_type_ids": True}
-    encoded = tokenizer(question, context, return_tensors="pt", **options)
-    offsets = encoded.pop("offset_mapping")[0].tolist()
-    with torch.inference_mode():
-        logits = model(**encoded)
-    context_tokens = [i for i, segment in enumerate(encoded.sequence_ids(0)) if segment == 1]
-    start = torch.exp(logits.start_logits[0].double())
-    end = torch.exp(logits.end_logits[0].double())
-    ranges: dict[tuple[int, int], float] = {}
-    for i in context_tokens:
-        for j in context_tokens:
-            if i <= j < i + max_answer_len:
-                span = (offsets[i][0], offsets[j][1])
-                ranges[span] = ranges.get(span, 0.0) + float(start[i] * end[j])
-    return ranges, float(start[0] * end[0])
+    weights: Weights = defaultdict(float)
+    for first, (start, first_end) in enumerate(offsets):
+        for last in range(first, min(first + max_answer_len, len(offsets))):
+            last_start, end = offsets[last]
+            if first_end > start and end > last_start and end > start:
+                total = float(logits[1 + first, 0]) + float(logits[1 + last, 1])
+                weights[start, end] += np.exp(total)
+    return weights
 
 
-def widen_to_words(ranges: dict[tuple[int, int], float], text: str) -> dict[tuple[int, int], float]:
+def widen_to_words(ranges: Weights, text: str) -> Weights:
     """Extend ranges to complete words, and add the weights of ranges that become equal."""
-    words: dict[tuple[int, int], float] = {}
+    words: Weights = defaultdict(float)
     for (start, end), weight in ranges.items():
         while start > 0 and text[start - 1 : start + 1].isalnum():
             start -= 1
         while end < len(text) and text[end - 1 : end + 1].isalnum():
             end += 1
-        words[start, end] = words.get((start, end), 0.0) + weight
+        words[start, end] += weight
     return words
 
 
-@pytest.mark.parametrize(
-    ("max_answer_len", "align_to_words"), [(1, False), (7, False), (15, False), (15, True)]
-)
-def test_scores_of_one_window_equal_a_brute_force(
-    max_answer_len: int,
-    align_to_words: bool,
-    task: QuestionAnswering,
-    answer: Answerer,
-    hf_model: tuple[Any, Any],
+@pytest.mark.parametrize(("max_len", "align"), [(1, False), (7, False), (15, False), (15, True)])
+def test_scores_of_one_window_equal_an_exhaustive_search_of_the_logits_of_transformers(
+    max_len: int, align: bool, task: QuestionAnswering, answer: Answerer, hf_logits: Any
 ) -> None:
     """Scores are normalised over the 20 best ranges and no answer."""
-    parameters = QuestionAnsweringParameters(
-        align_to_words=align_to_words,
-        top_k=1000,
-        max_answer_len=max_answer_len,
-        handle_impossible_answer=True,
-    )
+    options: dict[str, Any] = {"align_to_words": align, "max_answer_len": max_len, "top_k": 1000}
+    parameters = QuestionAnsweringParameters(handle_impossible_answer=True, **options)
     item = QuestionContext(question=QUESTION, context=CONTEXT)
     result = answer(task.prepare(item, parameters))
-    ranges, no_answer = brute_force(hf_model, QUESTION, CONTEXT, max_answer_len)
-    weights = widen_to_words(ranges, CONTEXT) if align_to_words else ranges
+    ranges, no_answer = search(*hf_logits, max_len), float(np.exp(hf_logits[0][0].sum()))
+    weights = widen_to_words(ranges, CONTEXT) if align else ranges
     total = sum(sorted(weights.values(), reverse=True)[:20]) + no_answer
     expected = {span: weight / total for span, weight in {**weights, (0, 0): no_answer}.items()}
     scores = {(item.start, item.end): item.score for item in result}
@@ -142,6 +136,32 @@ def test_an_answer_is_always_a_part_of_the_context(
     assert sorted(result, key=lambda item: -item.score) == result
 
 
+@given(
+    lengths=st.lists(st.integers(0, 2), min_size=1, max_size=40),
+    max_answer_len=st.integers(1, 8),
+    max_candidates=st.sampled_from([1, 5, 40, 1 << 20]),
+    top_k=st.sampled_from([1, NUM_BEST, 60]),
+    seed=st.integers(0, 1000),
+)
+def test_spans_are_those_of_an_exhaustive_search_in_blocks_of_any_size(
+    lengths: list[int], max_answer_len: int, max_candidates: int, top_k: int, seed: int
+) -> None:
+    """Every third token covers the same characters as the token before it."""
+    ends = list(accumulate(lengths))
+    offsets = [(end - size, end) for size, end in zip(lengths, ends, strict=True)]
+    offsets = [offsets[index - index % 3 % 2] for index in range(len(offsets))]
+    logits = np.random.default_rng(seed).normal(size=(1 + len(offsets), 2)).astype(np.float32)
+    weights = search(logits, offsets, max_answer_len)
+    expected = sorted(weights, key=lambda span: (-weights[span], span))[: max(top_k, NUM_BEST)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spans, "_MAX_CANDIDATES", max_candidates)
+        found = find_spans(logits, offsets, max_answer_len=max_answer_len, top_k=top_k)
+    assert [(span.start, span.end) for span in found.best] == expected
+    logits_of_best = [float(np.log(weights[span])) for span in expected]
+    assert [span.logit for span in found.best] == pytest.approx(logits_of_best)
+    assert found.no_answer == pytest.approx(float(logits[0].sum()))
+
+
 @given(num_tokens=st.integers(1, 300), room=st.integers(1, 60), data=st.data())
 @settings(deadline=None)
 def test_windows_cover_all_tokens_and_a_token_belongs_to_its_most_central_window(
@@ -167,19 +187,18 @@ def test_windows_cover_all_tokens_and_a_token_belongs_to_its_most_central_window
 def test_merging_windows_restores_the_logits_of_the_document(
     data: st.DataObject, num_tokens: int, room: int
 ) -> None:
-    """A token in several windows counts once."""
+    """A token in several windows counts once. The window with the lowest no answer decides."""
     windows = make_windows(num_tokens, room, data.draw(st.integers(0, room - 1)), num_before=1)
-    seed = data.draw(st.integers(0, 1000))
-    logits: Logits = np.random.default_rng(seed).normal(size=(1 + num_tokens, 2)).astype(np.float32)
-    parts = [np.concatenate([logits[:1], logits[1 + s : 1 + e]]) for s, e in windows.ranges]
-    np.testing.assert_array_equal(merge_windows(windows, parts), logits)
-
-
-def test_the_window_with_the_lowest_score_of_no_answer_decides() -> None:
-    windows = make_windows(4, window_size=2, overlap=0, num_before=1)
-    high: Logits = np.array([[9, 9], [0, 0], [0, 0]], np.float32)
-    low: Logits = np.array([[1, -1], [5, 0], [0, 5]], np.float32)
-    assert merge_windows(windows, [high, low])[0].tolist() == [1, -1]
+    generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    logits: Logits = generator.normal(size=(num_tokens, 2)).astype(np.float32)
+    no_answers = generator.integers(-9, 9, (len(windows.ranges), 2)).astype(np.float32)
+    parts = [
+        np.concatenate([no_answers[[index]], logits[start:end]])
+        for index, (start, end) in enumerate(windows.ranges)
+    ]
+    merged = merge_windows(windows, parts)
+    np.testing.assert_array_equal(merged[1:], logits)
+    assert merged[0].tolist() == min(no_answers.tolist(), key=sum)
 
 
 def answer_of(
@@ -243,15 +262,13 @@ def test_an_answer_in_a_late_window_of_a_long_context_is_found(task: QuestionAns
     assert result.score > 0.9
 
 
-@pytest.mark.parametrize(
-    ("text", "start", "end", "expected"),
-    [
-        pytest.param("in Berkeley, now", 6, 8, "Berkeley", id="without-punctuation"),
-        pytest.param("e\u0301te\u0301 la", 0, 1, "e\u0301te\u0301", id="with-accents"),
-        pytest.param("我们去北京学校。", 3, 5, "北京", id="script-without-spaces"),
-        pytest.param("用Python3写", 2, 3, "Python3", id="latin-between"),
-    ],
-)
-def test_spans_are_extended_to_words(text: str, start: int, end: int, expected: str) -> None:
-    [(word_start, word_end)] = align([(start, end)], text)
-    assert text[word_start:word_end] == expected
+def test_spans_are_extended_to_words() -> None:
+    """A word has no punctuation. In scripts without spaces, it is a letter with its marks."""
+    for text, span, word in (
+        ("in Berkeley, now", (6, 8), "Berkeley"),
+        ("e\u0301te\u0301 la", (0, 1), "e\u0301te\u0301"),
+        ("我们去北京学校。", (3, 5), "北京"),
+        ("用Python3写", (2, 3), "Python3"),
+    ):
+        [(start, end)] = align([span], text)
+        assert text[start:end] == word
