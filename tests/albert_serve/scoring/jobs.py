@@ -33,7 +33,6 @@ class HashScorer:
     def __init__(self, revision: str = "1") -> None:
         self.identity = {"revision": revision}
         self.texts: list[str] = []
-        self.requests: list[Any] = []
 
     def text_length(self, parameters: Mapping[str, Any]) -> int:
         return 128
@@ -47,7 +46,6 @@ class HashScorer:
         if not text:
             return RowResult.of_error(InvalidInputError("the text is empty"))
         self.texts.append(text)
-        self.requests.append(request)
         if text == "broken":
             return RowResult.of_error(InvalidInputError("it is broken"))
         return RowResult(values={OUTPUT: labels_of(text)}, num_tokens=len(text.split()))
@@ -103,19 +101,15 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     if file.suffix == ".parquet":
         rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
         return rows
-    content = _content(file)
+    if file.suffix == ".xz":  # pyarrow detects the other compressions from the name
+        content = lzma.decompress(file.read_bytes()).decode()
+    else:
+        with pyarrow.input_stream(str(file)) as stream:
+            content = str(stream.read(), "utf-8")
     if ".jsonl" in file.suffixes:
         return [json.loads(line) for line in content.removesuffix("\n").split("\n") if line]
     delimiter = "\t" if ".tsv" in file.suffixes else ","
     return list(csv.DictReader(io.StringIO(content, newline=""), delimiter=delimiter))
-
-
-def _content(file: Path) -> str:
-    """Read a file as text. pyarrow detects compressions except xz from the name."""
-    if file.suffix == ".xz":
-        return lzma.decompress(file.read_bytes()).decode()
-    with pyarrow.input_stream(str(file)) as stream:
-        return str(stream.read(), "utf-8")
 
 
 def texts(count: int) -> list[dict[str, Any]]:

@@ -20,16 +20,8 @@ from albert_serve.scoring.answers import SCORED_TASKS, answer_columns
 from albert_serve.scoring.inputs import RowBatch
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.rows import RowReader
-from tests.albert_serve.scoring.jobs import (
-    SUFFIXES,
-    HashScorer,
-    labels_of,
-    read_rows,
-    score,
-    write_csv,
-    write_dataset,
-    write_jsonl,
-)
+from tests.albert_serve.scoring import jobs
+from tests.albert_serve.scoring.jobs import HashScorer, labels_of, read_rows, score, write_jsonl
 
 
 def test_parts_of_parquet_are_smaller_if_the_stored_columns_are_large(tmp_path: Path) -> None:
@@ -54,9 +46,10 @@ def test_parts_of_parquet_are_smaller_if_the_stored_columns_are_large(tmp_path: 
 
 def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "in"
-    (folder / "deeper").mkdir(parents=True)
-    for number, name in enumerate(["b.csv", "a.csv", "deeper/c.csv", "_x.csv", ".y.csv"]):
-        write_csv(folder / name, [{"id": str(number), "text": "x"}])
+    names = ["b.csv", "a.csv", "deeper/c.csv", "_x.csv", ".y.csv", "old.csv.parts/z.csv"]
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        jobs.write_csv(folder / name, [{"id": str(number), "text": "x"}])
     (folder / "readme.txt").write_text("text")
     output, file = tmp_path / "out.csv", folder / "b.csv"
     cases: list[tuple[list[Path | str], tuple[int, int], str]] = [
@@ -130,36 +123,29 @@ def test_a_file_without_the_expected_columns_or_format_is_an_error(
     assert [file.name for file in tmp_path.iterdir()] == ["in.csv"]
 
 
-def test_lines_of_a_csv_may_end_in_carriage_returns(tmp_path: Path) -> None:
-    """Excel for Mac writes such files."""
-    (tmp_path / "in.csv").write_bytes(b"id,text\r1,a\r2,b\r")
-    scorer = HashScorer()
-    score(tmp_path / "in.csv", tmp_path / "out.jsonl", scorer)
-    assert scorer.texts == ["a", "b"]
-
-
-# Excel writes the second combination as "Unicode text".
-@pytest.mark.parametrize(("delimiter", "encoding"), [(";", "utf-8-sig"), ("\t", "utf-16")])
-def test_a_csv_may_have_other_delimiters_and_encodings(
-    delimiter: str, encoding: str, tmp_path: Path
+# Excel writes the second combination as "Unicode text". Excel for Mac writes the last line end.
+@pytest.mark.parametrize(
+    ("delimiter", "encoding", "line_end"),
+    [(";", "utf-8-sig", "\n"), ("\t", "utf-16", "\r\n"), ("|", "utf-8", "\r")],
+)
+def test_a_csv_may_have_other_delimiters_encodings_and_line_ends(
+    delimiter: str, encoding: str, line_end: str, tmp_path: Path
 ) -> None:
-    texts = ['Café; "two"\nlines', "b\tc, d"]
+    texts = [f'Café; "two"{line_end}lines', "b\tc, d"]
     with (tmp_path / "in.csv").open("w", newline="", encoding=encoding) as stream:
         rows = [("id", "Sentence"), *enumerate(texts, start=1)]
-        csv.writer(stream, delimiter=delimiter).writerows(rows)
+        csv.writer(stream, delimiter=delimiter, lineterminator=line_end).writerows(rows)
     scorer = HashScorer()
     score(tmp_path / "in.csv", tmp_path / "out.jsonl", scorer, keep=["id"])
-    assert scorer.texts == texts
+    assert [text.splitlines() for text in scorer.texts] == [text.splitlines() for text in texts]
     assert [row["id"] for row in read_rows(tmp_path / "out.jsonl")] == ["1", "2"]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_input_columns_with_names_of_answer_columns_are_renamed(
-    suffix: str, tmp_path: Path
-) -> None:
+def test_input_columns_named_like_answer_columns_are_renamed(suffix: str, tmp_path: Path) -> None:
     """The names of an earlier output are among these names."""
     row = {"text": "a", "label": "gold", "score": "5", "output": "x", "input_label": "old"}
-    source, output = write_csv(tmp_path / "in.csv", [row]), tmp_path / f"out{suffix}"
+    source, output = jobs.write_csv(tmp_path / "in.csv", [row]), tmp_path / f"out{suffix}"
     score(source, output)
     [scored] = read_rows(output)
     if suffix == ".jsonl":
@@ -170,16 +156,8 @@ def test_input_columns_with_names_of_answer_columns_are_renamed(
         assert "labels" not in scored
 
 
-def test_pairs_are_found_by_the_column_names_that_training_uses(tmp_path: Path) -> None:
-    rows = [{"Sentence1": "a", "sentence2": "c"}, {"Sentence1": "b", "sentence2": ""}]
-    scorer = HashScorer()
-    score(write_csv(tmp_path / "in.csv", rows), tmp_path / "out.jsonl", scorer)
-    items = [request.inputs for request in scorer.requests]
-    assert [(item.text, item.text_pair) for item in items] == [("a", "c"), ("b", None)]
-
-
 def test_json_arrays_and_saved_datasets_are_read(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "saved", pyarrow.table({"text": ["a", "b", "c"]}))
+    jobs.write_dataset(tmp_path / "saved", pyarrow.table({"text": ["a", "b", "c"]}))
     (tmp_path / "in.json").write_text('[{"text": "d"}, 5,\n {"text": "e"}]')
     scorer = HashScorer()
     inputs = [tmp_path / "saved", tmp_path / "in.json"]
@@ -188,15 +166,13 @@ def test_json_arrays_and_saved_datasets_are_read(tmp_path: Path) -> None:
     assert summary.first_error == f"{tmp_path}/in.json, record 2 is not a JSON object."
 
 
-def test_the_rest_of_a_line_over_the_limit_is_not_a_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_over_the_limit_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit counts the line end."""
     monkeypatch.setattr("albert_serve.tables.formats.MAX_LINE_BYTES", 20)
-    source = tmp_path / "in.jsonl"
-    source.write_text(f'{{"text": "a"}}\n{{"text": "{"x" * 50}"}}\n{{"text": "b"}}\n')
+    rows = [{"text": "x" * length} for length in (7, 8, 26, 27, 28, 50, 1)]
     scorer = HashScorer()
-    summary = score(source, tmp_path / "out.jsonl", scorer)
-    assert (scorer.texts, summary.num_rows, summary.num_errors) == (["a", "b"], 3, 1)
+    summary = score(write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl", scorer)
+    assert (scorer.texts, summary.num_rows, summary.num_errors) == (["x" * 7, "x"], 7, 5)
 
 
 def test_csv_rows_with_missing_or_additional_fields_or_not_utf_8_are_errors(tmp_path: Path) -> None:
@@ -237,9 +213,14 @@ def test_the_first_1024_rows_of_jsonl_decide_the_columns_of_a_table(tmp_path: Pa
         source = write_jsonl(tmp_path / "in.jsonl", [*rows, rows[0], wide_row])
         with pytest.raises(InvalidInputError, match=r"line 1025 has a column 'more'.*--keep"):
             score(source, tmp_path / f"out.{suffix}")
-    source = write_jsonl(tmp_path / "types.jsonl", [*rows, *rows[:9], {"text": "y", "id": "a17"}])
-    first_error = score(source, tmp_path / "types.parquet").first_error
-    assert str(first_error).startswith("line 1033: The column 'id' has a value that is not int64")
+    late_rows = [{"text": "y", "id": value} for value in ("a17", 2**63 - 1, 2**63)]
+    source = write_jsonl(tmp_path / "ids.jsonl", [*rows, rows[0], *late_rows])
+    assert score(source, tmp_path / "ids.parquet").num_errors == 2
+    first, largest, last = read_rows(tmp_path / "ids.parquet")[-3:]
+    assert (first["id"], largest["id"], last["id"]) == (None, 2**63 - 1, None)
+    for row, line in ((first, 1025), (last, 1027)):
+        message = f"line {line}: The column 'id' has a value that is not int64"
+        assert row["error"].startswith(message)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -258,12 +239,10 @@ def tables(draw: st.DrawFn) -> list[dict[str, str]]:
     return draw(st.lists(row, min_size=1, max_size=5))
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", jobs.SUFFIXES)
 @settings(max_examples=40, deadline=None)
 @given(rows=tables())
-def test_rows_stay_the_same_when_they_are_written_and_read_again(
-    suffix: str, rows: list[dict[str, str]]
-) -> None:
+def test_rows_stay_the_same_if_written_and_read(suffix: str, rows: list[dict[str, str]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         source = write_jsonl(Path(folder) / "in.jsonl", rows)
         table, output = Path(folder) / f"rows{suffix}", Path(folder) / "out.jsonl"
@@ -274,17 +253,14 @@ def test_rows_stay_the_same_when_they_are_written_and_read_again(
 
 
 ANSWER = {"answer": "a", "score": 0.5, "start": 0, "end": 1}
-FILLED = {"score": 0.5, "token": 3, "token_str": "a", "sequence": "a b"}
+BEST = {"score": 0.5, "token_str": "a", "sequence": "a b"}
+FILLED = {**BEST, "token": 3}
 
 
 @pytest.mark.parametrize(
     ("task", "output", "columns"),
     [
-        (
-            "fill-mask",
-            [FILLED],
-            {"token_str": "a", "score": 0.5, "sequence": "a b", "predictions": [[FILLED]]},
-        ),
+        ("fill-mask", [FILLED], {**BEST, "predictions": [[FILLED]]}),
         ("fill-mask", [[FILLED], [FILLED]], {"predictions": [[FILLED], [FILLED]]}),
         ("question-answering", [ANSWER, {}], {**ANSWER, "answers": [ANSWER, {}]}),
         ("sentence-order", {"in_order": 0.5}, {"in_order": 0.5}),
@@ -293,9 +269,7 @@ FILLED = {"score": 0.5, "token": 3, "token_str": "a", "sequence": "a b"}
         ("feature-extraction", [[[0.5], [1.0]]], {"token_embeddings": [[0.5], [1.0]]}),
     ],
 )
-def test_answers_are_split_into_the_columns_of_their_task(
-    task: str, output: Any, columns: dict[str, Any]
-) -> None:
+def test_answers_are_split_into_columns_of_their_task(task: str, output: Any, columns: Any) -> None:
     assert SCORED_TASKS[task].to_columns(output) == columns
     assert set(columns) <= set(SCORED_TASKS[task].columns)
 
@@ -317,11 +291,15 @@ def test_times_of_parquet_become_iso_8601_in_jsonl_and_csv(tmp_path: Path) -> No
         assert [second[str(kind)] for kind, _, _ in times] == [empty] * len(times)
 
 
-def test_list_columns_of_a_csv_contain_json() -> None:
-    reader = RowReader("sentence-order", ScoreOptions(), in_table=False)
-    cells = ['["It rained.", "We stayed in."]', "It rained."]
-    batch = RowBatch(values=[{"sentences": cell} for cell in cells], is_text=True)
-    sentences: Any = reader.request(batch, 0).inputs
+def test_cells_of_a_csv_are_pairs_whose_second_text_may_be_empty_or_lists_in_json() -> None:
+    rows = [{"Sentence1": "a", "sentence2": second} for second in ("c", "")]
+    rows += [{"sentences": cell} for cell in ('["It rained.", "We stayed in."]', "It rained.")]
+    batch = RowBatch(values=[*rows], is_text=True)
+    classifier = RowReader("text-classification", ScoreOptions(), in_table=False)
+    pairs: list[Any] = [classifier.request(batch, index).inputs for index in (0, 1)]
+    assert [(pair.text, pair.text_pair) for pair in pairs] == [("a", "c"), ("a", None)]
+    orderer = RowReader("sentence-order", ScoreOptions(), in_table=False)
+    sentences: Any = orderer.request(batch, 2).inputs
     assert sentences.sentences == ["It rained.", "We stayed in."]
     with pytest.raises(InvalidInputError, match=r'is not a JSON list such as \["a", "b"\]: '):
-        reader.request(batch, 1)
+        orderer.request(batch, 3)

@@ -29,22 +29,9 @@ from albert_serve.tasks import EncoderInput, Logits, TaskSetup, open_task
 from albert_serve.tasks.base import Runner
 from tests.albert_serve.scoring import jobs
 from tests.albert_serve.scoring.jobs import HashScorer, labels_of, read_rows, write_jsonl
-from tests.albert_serve.support import ROOT, Answerer, TorchEngine
+from tests.albert_serve.support import ROOT, TorchEngine
 
 pytestmark = pytest.mark.process
-
-
-class PoisonedEngine(TorchEngine):
-    """An engine that fails on every batch with a certain token."""
-
-    def __init__(self, engine: TorchEngine, poison: int) -> None:
-        super().__init__(engine.model, engine.max_batch_tokens)
-        self.poison = poison
-
-    def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
-        if any(self.poison in item.ids for item in inputs):
-            raise EngineError("poison")
-        return super().run(inputs)
 
 
 Score = Callable[..., list[dict[str, Any]]]
@@ -63,18 +50,6 @@ def score(torch_engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path) -> S
         return read_rows(output)
 
     return run
-
-
-def test_results_have_the_order_and_the_ids_of_the_rows(
-    score: Score, answer: Answerer, task_setup: TaskSetup, sentences: list[str]
-) -> None:
-    rows = [{"id": i, "text": text, "rating": 3} for i, text in enumerate(sentences)]
-    results = score("text-classification", rows, top_k=None)
-    task = open_task("text-classification", task_setup)
-    for row, result in zip(rows, results, strict=True):
-        labels = answer(task.prepare(row["text"], TextClassificationParameters()))
-        expected = [label.model_dump() for label in labels]
-        assert result == {"id": row["id"], "output": expected}
 
 
 @pytest.mark.parametrize(
@@ -123,19 +98,10 @@ def test_long_texts_are_truncated_to_the_length_of_training_by_default(
     strict = jobs.score(source, output, scorer, truncation=False)
     assert (strict.num_truncated, strict.errors_by_type) == (0, {"too_long": 3})
     assert read_rows(output)[1]["error_type"] == "too_long"
-
-
-def test_token_embeddings_and_untrained_tasks_use_all_positions(
-    torch_engine: TorchEngine, task_setup: TaskSetup
-) -> None:
-    training = training_of("feature-extraction", 16)
-    for task, parameters, length in (
-        ("feature-extraction", {}, 16),
-        ("feature-extraction", {"pooling": "none"}, task_setup.max_positions),
-        ("text-classification", {}, task_setup.max_positions),
-    ):
-        scorer = LocalScorer(torch_engine, task, task_setup, training=training)
-        assert scorer.text_length(parameters) == length
+    # Token embeddings and tasks that were not trained use all positions.
+    other = LocalScorer(torch_engine, task, task_setup, training=training_of("fill-mask", 16))
+    lengths = [scorer.text_length({}), scorer.text_length({"pooling": "none"})]
+    assert [*lengths, other.text_length({})] == [16, 128, 128]
 
 
 def test_parts_of_token_embeddings_have_at_most_128_rows(
@@ -157,7 +123,7 @@ def test_errors_of_a_row_do_not_affect_other_rows(score: Score) -> None:
         ("", "empty line"),
         ("[1]", "malformed"),
         ("NaN", "malformed"),
-        ('{"id": 1e400, "text": "a [MASK]"}', "malformed"),
+        ('{"id": 1234567890.123456789e400, "text": "a [MASK]"}', "malformed"),
         ({"id": 7, "text": "no mask"}, "no_mask"),
         ({"id": None, "other": 1}, "invalid_input"),
         ({"text": 5}, "invalid_input"),
@@ -174,22 +140,36 @@ def test_errors_of_a_row_do_not_affect_other_rows(score: Score) -> None:
     assert [row.get("error_type", "no error") for row in results] == expected
     assert results[1]["error"].startswith("line 2 is not JSON")
     assert results[2]["error"] == "line 4 is not a JSON object."
+    assert "is not JSON: 1234567890.123456789 is not a JSON number" in results[4]["error"]
     assert results[5]["id"] == 7
     assert results[6]["error"] == "The row has neither inputs nor text."
     assert results[10]["error"].startswith("inputs[1]: ")
     assert results[11]["id"] == "\N{REPLACEMENT CHARACTER}"
 
 
-def test_an_engine_error_of_a_row_does_not_affect_other_rows(
-    score: Score, torch_engine: TorchEngine, task_setup: TaskSetup
+def test_each_row_gets_its_own_answer_and_an_engine_error_affects_no_other_row(
+    score: Score, torch_engine: TorchEngine, task_setup: TaskSetup, sentences: list[str]
 ) -> None:
     poison = task_setup.tokenizer.token_id("€")
-    assert poison is not None
-    rows = [{"id": i, "text": "a €" if i == 5 else f"text {i}"} for i in range(20)]
-    results = score("text-classification", rows, PoisonedEngine(torch_engine, poison=poison))
-    assert [row["id"] for row in results] == list(range(20))
-    assert [row["id"] for row in results if "error" in row] == [5]
-    assert results[5] == {"id": 5, "error": "poison", "error_type": "engine"}
+
+    class PoisonedEngine(TorchEngine):
+        def run(self, inputs: Sequence[EncoderInput]) -> list[Logits]:
+            if any(poison in item.ids for item in inputs):
+                raise EngineError("poison")
+            return super().run(inputs)
+
+    texts = [*sentences[:5], "a €", *sentences[5:]]
+    rows = [{"id": i, "text": text, "rating": 3} for i, text in enumerate(texts)]
+    engine = PoisonedEngine(torch_engine.model)
+    results = score("text-classification", rows, engine, top_k=None)
+    task = open_task("text-classification", task_setup)
+    for row, result in zip(rows, results, strict=True):
+        prepared = task.prepare(row["text"], TextClassificationParameters())
+        labels = prepared.finish(torch_engine.run(prepared.inputs))
+        expected: dict[str, Any] = {"output": [label.model_dump() for label in labels]}
+        if row["text"] == "a €":
+            expected = {"error": "poison", "error_type": "engine"}
+        assert result == {"id": row["id"], **expected}
 
 
 def test_parameters_and_warnings_of_a_row_do_not_affect_other_rows(score: Score) -> None:
@@ -249,9 +229,7 @@ def test_a_batch_of_any_type_gets_the_columns_of_a_parquet_output(
     assert arrays["labels"][1][0] == expected.column("labels").to_pylist()[1][0]
 
 
-def test_map_reads_batches_as_its_answers_are_consumed(
-    table: pyarrow.Table, scorer: AlbertScorer
-) -> None:
+def test_map_reads_batches_as_answers_are_used(table: pyarrow.Table, scorer: AlbertScorer) -> None:
     empty_table = table.slice(0, 0)
     batches = iter([table.to_batches()[0], empty_table, empty_table.to_pandas()])
     scored = scorer.map(batches)
@@ -261,9 +239,7 @@ def test_map_reads_batches_as_its_answers_are_consumed(
     assert len(next(batches)) == 0  # `scored` has not read the last batch yet
 
 
-def test_a_pickled_scorer_has_only_its_configuration(
-    table: pyarrow.Table, scorer: AlbertScorer
-) -> None:
+def test_a_pickled_scorer_has_only_its_options(table: pyarrow.Table, scorer: AlbertScorer) -> None:
     num_bytes = len(pickle.dumps(scorer))
     expected = scorer(table)
     content = pickle.dumps(scorer)
@@ -271,9 +247,7 @@ def test_a_pickled_scorer_has_only_its_configuration(
     assert pickle.loads(content)(table).equals(expected)
 
 
-def test_invalid_options_and_rows_are_errors(
-    table: pyarrow.Table, bundle_dir: Path, tmp_path: Path
-) -> None:
+def test_invalid_options_are_errors(table: pyarrow.Table, bundle_dir: Path, tmp_path: Path) -> None:
     task, columns = "text-classification", {"text": "review"}
     with pytest.raises(InvalidInputError, match="parameters: top_k"):
         AlbertScorer(bundle_dir, task, parameters={"top_k": 0})
@@ -321,15 +295,10 @@ def test_tables_of_all_libraries_are_scored_in_parts(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The import path of Ray's and Spark's workers, with this repository."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-
-
-@pytest.fixture
-def ray(workers: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A local Ray cluster of two CPUs."""
     module = pytest.importorskip("ray", reason="needs ray: pip install 'ray[data]'")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # nice workers starve on a busy machine
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -345,13 +314,14 @@ def ray(workers: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def spark(workers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A local Spark session."""
     pytest.importorskip("pyspark", reason="needs pyspark: pip install --group spark")
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java")
     from pyspark.sql import SparkSession
 
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     session = (
@@ -369,16 +339,12 @@ def spark(workers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("framework", ["ray", "spark"])
 def test_the_examples_score_a_folder_with_ray_and_spark(
-    framework: str,
-    sentences: list[str],
-    bundle_dir: Path,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
+    framework: str, bundle_dir: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     request.getfixturevalue(framework)
     source, output = tmp_path / "reviews", tmp_path / "scored"
     source.mkdir()
-    table = pyarrow.table({"id": range(9), "review": ["", *sentences[:8]]})
+    table = pyarrow.table({"id": range(9), "review": ["", *(f"a run of {i}" for i in range(8))]})
     parquet.write_table(table, source / "reviews.parquet")
     main = runpy.run_path(str(ROOT / f"examples/{framework}_pipeline.py"))["main"]
     main(["--bundle", str(bundle_dir), "--column", "review", str(source), str(output)])
