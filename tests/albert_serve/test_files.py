@@ -49,19 +49,15 @@ def test_all_content_is_on_disk_before_the_folder_is_renamed(
     assert synced == {"part", "file", folder.name}
 
 
-@pytest.mark.parametrize(
-    ("name", "is_path"),
-    [
-        *(("./us/model", True), ("/model", True), ("~/model", True), ("us/model/", True)),
-        *(("here/model", True), ("us/checkpoint", True), ("us/model", False), ("model", False)),
-    ],
-)
 def test_a_reference_to_a_model_is_a_path_or_a_name_on_the_hub(
-    name: str, is_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
-    assert local_path(name) == (Path(name).expanduser() if is_path else None)
+    for path in ("./us/model", "/model", "~/model", "us/model/", "here/model", "us/best"):
+        assert local_path(path) == Path(path).expanduser()
+    for name in ("us/model", "model", "us/bestest"):
+        assert local_path(name) is None
 
 
 def test_reading_a_small_file_has_a_limit_of_bytes(tmp_path: Path) -> None:
@@ -108,22 +104,19 @@ def test_quoted_tsv_of_the_csv_module_is_read_correctly(
         ["a\tb\tc", '"one"\t"two', "short\trow", 'three"\tx\ty'],
     ],
 )
-def test_unpaired_quotes_between_tabs_are_ordinary_characters(
-    tmp_path: Path, lines: list[str]
-) -> None:
+def test_unpaired_quotes_in_tsv_are_ordinary_characters(tmp_path: Path, lines: list[str]) -> None:
     expected = [(n, line.split("\t")) for n, line in enumerate(lines, start=1) if line]
     content = "\n".join(lines) + "\n"
     assert read(tmp_path / "a.tsv", content) == expected
     assert read(tmp_path / "a.tsv", content, has_quotes=False) == expected
 
 
-def test_a_quoted_field_may_have_several_lines(tmp_path: Path) -> None:
+def test_a_quoted_field_of_tsv_has_at_most_1000_line_breaks(tmp_path: Path) -> None:
     content = 'id\ttext\n1\t"One.\n\nTwo ""2""."\n2\tThree.\n'
     rows = [(1, ["id", "text"]), (2, ["1", 'One.\n\nTwo "2".']), (5, ["2", "Three."])]
     assert read(tmp_path / "a.tsv", content) == rows
-
-
-def test_a_quoted_field_between_tabs_has_at_most_1000_line_breaks(tmp_path: Path) -> None:
+    one_column = [(1, ["text"]), (2, ["One.\nTwo."]), (4, ["Three."])]
+    assert read(tmp_path / "a.tsv", 'text\n"One.\nTwo."\nThree.\n') == one_column
     for num_lines in (1000, 1001):
         field = '"' + "\n" * num_lines + '"'
         rows = read(tmp_path / "a.tsv", f"id\ttext\n1\t{field}\n2\tb\n")
@@ -131,23 +124,17 @@ def test_a_quoted_field_between_tabs_has_at_most_1000_line_breaks(tmp_path: Path
         assert rows[-1] == (num_lines + 3, ["2", "b"])
 
 
-@pytest.mark.parametrize(
-    ("names", "text", "pair", "expected"),
-    [
+def test_columns_are_found_by_usual_or_requested_names_in_any_case() -> None:
+    for names, text, pair, expected in (
         (["sentence2", "sentence1"], None, None, ("sentence1", "sentence2")),
+        (["sentence", "question"], None, None, ("question", "sentence")),
         (["id", " Text "], None, None, (" Text ", None)),
         (["text", "text_pair", "note"], None, "note", ("text", "note")),
         (["text", "note"], "note", None, ("note", None)),
         (["text", "note"], "none", None, None),
-    ],
-)
-def test_text_columns_are_found_by_usual_or_requested_names(
-    names: list[str], text: str | None, pair: str | None, expected: tuple[str, str | None] | None
-) -> None:
-    assert find_texts(names, [*PAIRS, *SINGLES], text, pair) == expected
-
-
-def test_a_column_is_found_by_usual_or_requested_name_in_any_case() -> None:
+        (["text"], "text", "text", None),
+    ):
+        assert find_texts(names, [*PAIRS, *SINGLES], text, pair) == expected
     assert find_column(["score", "Category"], LABELS) == "Category"
     assert find_column(["score", "Category"], LABELS, "SCORE") == "score"
     assert find_column(["score"], LABELS, "label") is None

@@ -11,12 +11,16 @@ from hypothesis import strategies as st
 
 from albert_serve import errors
 from albert_serve.api.schemas import TaskRequest
-from albert_serve.api.wire import MAX_CHARS, MAX_ITEMS, validate
+from albert_serve.api.wire import validate
 from albert_serve.errors import InvalidInputError, RequestError, request_error
 from albert_serve.tasks import TASKS
 from tests.albert_serve.support import ITEMS, ROOT
 
-TOO_LONG = f"at most {MAX_CHARS} are allowed. Shorten or split the text."
+MASKS, ORDER = "fill-mask", "sentence-order"
+LONGEST, TOO_LONG = "x" * 1_000_000, "at most 1000000 are allowed. Shorten or split the text."
+TOO_MANY = "at most 65536 are allowed. Split the list."
+TARGETS = ["x" * 512] * 128
+UNKNOWN_TEXT = {"sentences": ["a", "b"], "text": "c"}
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -41,45 +45,31 @@ def test_inputs_are_one_item_or_a_list_and_null_parameters_mean_defaults(task: s
         assert request.parameters == TASKS[task].parameters()
     assert not isinstance(request.inputs, list)
     assert read(task, {"inputs": [ITEMS[task]] * 2}).inputs == [request.inputs] * 2
-    assert f"at most {MAX_ITEMS}" in error_of(task, {"inputs": [ITEMS[task]] * (MAX_ITEMS + 1)})
+    assert TOO_MANY in error_of(task, {"inputs": [ITEMS[task]] * 65_537})
 
 
 def test_values_at_their_limits_are_accepted() -> None:
-    assert read("fill-mask", {"inputs": ["a"] * MAX_ITEMS})
-    assert read("fill-mask", {"inputs": "x" * MAX_CHARS})
-    for parameters in ({"targets": ["x" * 512] * 128, "top_k": 1}, {"targets": ["x"] * 1000}):
-        assert read("fill-mask", {"inputs": "a", "parameters": parameters})
+    assert read(MASKS, {"inputs": ["a"] * 65_536})
+    assert read(MASKS, {"inputs": LONGEST})
+    for parameters in ({"targets": TARGETS, "top_k": 1}, {"targets": ["x"] * 1000, "top_k": 1000}):
+        assert read(MASKS, {"inputs": "a", "parameters": parameters})
 
 
 @pytest.mark.parametrize(
     ("task", "body", "expected"),
     [
-        ("fill-mask", {}, "inputs is missing."),
-        ("fill-mask", {"inputs": []}, "inputs must have at least 1 item."),
-        ("fill-mask", {"inputs": ["a", 1]}, "inputs[1] must be a valid string, not 1."),
+        (MASKS, {}, "inputs is missing."),
+        (MASKS, {"inputs": []}, "inputs must have at least 1 item."),
+        (MASKS, {"inputs": ["a", 1]}, "inputs[1] must be a valid string, not 1."),
         ("text-classification", {"inputs": 3}, "inputs must be a valid string, not 3."),
-        (
-            *("fill-mask", {"inputs": ["a", "x" * (MAX_CHARS + 1)]}),
-            f"inputs[1] has {MAX_CHARS + 1} characters; {TOO_LONG}",
-        ),
-        (
-            *("fill-mask", {"inputs": ["x"] * (MAX_ITEMS + 1)}),
-            f"inputs has {MAX_ITEMS + 1} items; at most {MAX_ITEMS} are allowed. Split the list.",
-        ),
-        ("fill-mask", {"x": 1}, "Unknown field 'x'. Use inputs, parameters."),
-        (
-            *("sentence-order", {"inputs": {"sentences": ["a"]}}),
-            "inputs.sentences must have at least 2 items.",
-        ),
-        (
-            *("sentence-order", {"inputs": {"sentences": ["a", "b"], "text": "c"}}),
-            "inputs: Unknown field 'text'. Use sentences.",
-        ),
+        (MASKS, {"inputs": ["a", f"{LONGEST}x"]}, f"inputs[1] has 1000001 characters; {TOO_LONG}"),
+        (MASKS, {"inputs": ["x"] * 65_537}, f"inputs has 65537 items; {TOO_MANY}"),
+        (MASKS, {"x": 1}, "Unknown field 'x'. Use inputs, parameters."),
+        (ORDER, {"inputs": {"sentences": ["a"]}}, "inputs.sentences must have at least 2 items."),
+        (ORDER, {"inputs": UNKNOWN_TEXT}, "inputs: Unknown field 'text'. Use sentences."),
     ],
 )
-def test_the_error_of_an_invalid_body_has_the_path_and_the_allowed_values(
-    task: str, body: Any, expected: str
-) -> None:
+def test_an_error_has_the_path_and_the_allowed_values(task: str, body: Any, expected: str) -> None:
     assert error_of(task, body) == expected
 
 
@@ -90,10 +80,7 @@ def test_the_error_of_an_invalid_body_has_the_path_and_the_allowed_values(
         ({"top_k": 0}, ".top_k must be greater than or equal to 1, not 0"),
         ({"top_k": 1001}, ".top_k must be less than or equal to 1000, not 1001"),
         ({"targets": ["x"] * 1001}, ".targets has 1001 items"),
-        (
-            {"targets": ["x" * 512] * 128 + ["x"]},
-            ": The targets have 65537 characters; at most 65536 ",
-        ),
+        ({"targets": [*TARGETS, "x"]}, ": The targets have 65537 characters; at most 65536 "),
     ],
 )
 def test_the_error_of_an_invalid_parameter_has_its_name(parameters: Any, expected: str) -> None:
