@@ -17,8 +17,6 @@ from typing import Final
 
 import pytest
 
-from tests.devices import skip_without_gpu
-
 _TESTS: Final = Path(__file__).parent
 _PYTESTMARK: Final = re.compile(r"^pytestmark = (\[.*?\]|.*?)$", re.MULTILINE | re.DOTALL)
 _MARK: Final = re.compile(r"pytest\.mark\.(\w+)")
@@ -46,8 +44,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests that need a GPU if there is none."""
-    skip_without_gpu(item)
+    """Skip a test that is marked `gpu`, with the reason, if its library cannot use CUDA.
+
+    Tests of training need only torch; all other tests run ONNX Runtime.
+    """
+    if item.get_closest_marker("gpu") is None:
+        return
+    reason: str | None
+    if item.path.is_relative_to(_TESTS / "training"):
+        import torch
+
+        reason = None if torch.cuda.is_available() else "torch finds no CUDA device"
+    else:
+        from albert_serve.runtime.cuda import no_cuda_reason
+
+        reason = no_cuda_reason()
+    if reason is not None:
+        pytest.skip(f"needs a GPU (make test-gpu): {reason}")
 
 
 @cache

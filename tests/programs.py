@@ -17,11 +17,7 @@ def needs_program(*names: str, package: str | None = None) -> str:
     """
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
-        stop = pytest.fail if is_ci() else pytest.skip
+        is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+        stop = pytest.fail if is_ci else pytest.skip
         stop(f"{names[0]} is not installed. Run apt-get install {package or names[0]}.")
     return path
-
-
-def is_ci() -> bool:
-    """Return whether the variable CI is set, as most CI systems and `.ci/run` do."""
-    return os.environ.get("CI", "").lower() not in ("", "0", "false")

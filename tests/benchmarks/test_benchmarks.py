@@ -18,6 +18,7 @@ from benchmarks.serve.__main__ import main as run_serve
 from benchmarks.training.__main__ import main as run_training
 from benchmarks.training.case import make_examples
 from benchmarks.training.sides import pad_rows
+from tests.devices import each_device
 from tests.training.support import REPOSITORY, WIKI
 from training.data.collate import Collator
 from training.data.examples import IGNORED, ExampleSettings
@@ -30,20 +31,17 @@ LENGTH = 48
 TOLERANCES = {"int8": 0.1, "fp16": 0.02, "": 1e-5}
 
 
-@pytest.mark.parametrize(
-    ("device", "contestants"),
-    [
-        ("cpu", ["pipeline-1", "ours-fp32", "ours-int8", "score-int8", "openvino-fp32"]),
-        pytest.param(
-            "cuda",
-            ["transformers-fp16", "ours-fp16", "transformers-fp16-compiled"],
-            marks=pytest.mark.gpu,
-        ),
-    ],
-)
+CONTESTANTS = {
+    "cpu": ["pipeline-1", "ours-fp32", "ours-int8", "score-int8", "openvino-fp32"],
+    "cuda": ["transformers-fp16", "ours-fp16", "transformers-fp16-compiled"],
+}
+
+
+@each_device
 def test_contestants_are_measured_in_turns_and_their_outputs_agree(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str, contestants: list[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str
 ) -> None:
+    contestants = CONTESTANTS[device]
     words = ["--num-texts", "6", "--rounds", "2", "--turn", "0.01", "--threads", "1"]
     words += ["--preset", "small", "--contestants", "transformers-fp32", *contestants]
     words += ["--shapes", "1x8", "--device", device, "--output", str(tmp_path)]
