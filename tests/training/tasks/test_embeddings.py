@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from numpy.typing import NDArray
 from scipy.stats import pearsonr, rankdata
 
 from albert_serve.bundle.manifest import Bundle
@@ -25,7 +26,6 @@ from training.commands import finetune
 from training.commands.evaluate import main
 from training.data.batch import ExampleBatch, TokenisedExample
 from training.data.collate import collate_examples
-from training.data.corpus import CorpusError
 from training.data.streams import ExampleStream
 from training.errors import RunError
 from training.loop.distributed import World
@@ -33,12 +33,7 @@ from training.model.checkpoint import load_checkpoint
 from training.tasks.base import TrainingSetup, TrainingTask
 from training.tasks.embeddings.files import SimilarTexts, read_similar
 from training.tasks.embeddings.loss import EmbeddingConfig, read_vectors, sentence_vectors
-from training.tasks.embeddings.metrics import (
-    Embedder,
-    Vectors,
-    retrieval_metrics,
-    similarity_metrics,
-)
+from training.tasks.embeddings.metrics import Embedder, retrieval_metrics, similarity_metrics
 
 Capture = pytest.CaptureFixture[str]
 
@@ -47,7 +42,7 @@ def pair(*texts: str, score: float | None = None) -> SimilarTexts:
     return SimilarTexts(texts=texts, score=score, location="")
 
 
-def angles(degrees: Mapping[str, float]) -> Vectors:
+def angles(degrees: Mapping[str, float]) -> NDArray[np.float32]:
     radians = np.radians(list(degrees.values()))
     return np.stack([np.cos(radians), np.sin(radians)], 1).astype(np.float32)
 
@@ -66,58 +61,53 @@ def test_spearman_is_the_pearson_correlation_of_mean_ranks() -> None:
 
 
 def test_metrics_of_retrieval_match_values_by_hand() -> None:
-    """Candidates are at 0, 10, ..., 110 degrees. The third text of a row matches no query."""
-    degrees = {f"c{n}": 10.0 * n for n in range(12)} | {"q": 1.0, "r": 14.0, "far": 110.0, "s": 52}
-    pairs = [pair("q", "c0"), pair("q", "c6"), pair("q", "c0"), pair("r", "c2"), pair("far", "c0")]
-    pairs += [pair("s", f"c{n}", f"c{n + 1}") for n in (1, 3, 5, 7, 9)] + [pair("s", "c11")]
+    """Candidates are at 0, 0, 10, ..., 110 degrees. The third text of a row matches no query.
 
-    def embed(texts: Sequence[str]) -> Vectors:
+    Of candidates with equal cosines, the match ranks last.
+    """
+    degrees = {f"c{n}": 10.0 * n for n in range(12)} | {"q": 1.0, "r": 14.0, "far": 110.0, "s": 52}
+    degrees |= {"copy": 0.0, "farther": 115.0}
+    pairs = [pair("q", "c0"), pair("q", "c6"), pair("q", "c0"), pair("r", "c2"), pair("far", "c2")]
+    pairs += [pair("s", f"c{n}", f"c{n + 1}") for n in (1, 3, 5, 7, 9)] + [pair("s", "c11")]
+    pairs += [pair("farther", "c1", "copy")]
+
+    def embed(texts: Sequence[str]) -> NDArray[np.float32]:
         assert len(set(texts)) == len(texts)
         return angles({text: degrees[text] for text in texts})
 
     metrics = retrieval_metrics(pairs, embed)
-    # Ranks of the matches of q, r, far and s.
-    ranks = [[1, 7], [2], [12], [9, 5, 1, 4, 8, 12]]
+    # Ranks of the matches of q, r, far, s and farther.
+    ranks = [[2, 8], [2], [10], [9, 5, 1, 4, 8, 13], [11]]
     for k in (1, 5, 10):
         recalls = [np.mean(np.array(query_ranks) <= k) for query_ranks in ranks]
         assert metrics[f"embeddings_recall_at_{k}"] == pytest.approx(np.mean(recalls))
-    assert metrics["embeddings_mrr_at_10"] == pytest.approx((1 + 1 / 2 + 0 + 1) / 4)
-    assert (metrics["embeddings_queries"], metrics["embeddings_candidates"]) == (4, 12)
+    assert metrics["embeddings_mrr_at_10"] == pytest.approx((1 / 2 + 1 / 2 + 1 / 10 + 1 + 0) / 5)
+    assert (metrics["embeddings_queries"], metrics["embeddings_candidates"]) == (5, 13)
 
 
-def test_retrieval_with_equal_vectors_has_no_recall() -> None:
-    pairs = [pair(f"query {n}", f"answer {n}") for n in range(20)]
-    metrics = retrieval_metrics(pairs, lambda texts: angles(dict.fromkeys(texts, 30.0)))
-    assert metrics["embeddings_recall_at_10"] == metrics["embeddings_mrr_at_10"] == 0
+FIRST, SECOND = "A man sings.", "A man is singing."
+STSB = f"genre\tfile\t2012\t0001\t{{}}\t{FIRST}\t{SECOND}{{}}"
+SICK = "pair_ID,Sentence_a,SENTENCE_B,Relatedness_Score,entailment_judgment"
+SAME_PAIRS = [((FIRST, SECOND), 4.5), ((FIRST, SECOND), 1)]
 
 
-STSB = "genre\tfile\t2012\t0001\t{}\tA man sings.\tA man is singing.{}"
-
-
-def test_scored_pairs_are_read_by_header_or_by_order(tmp_path: Path) -> None:
-    sick = ["pair_ID,Sentence_a,SENTENCE_B,Relatedness_Score,entailment_judgment"]
-    sick += [f"1,A man sings.,A man is singing.,{score},NEUTRAL" for score in (4.5, 1)]
-    for name, lines in (
-        ("sts.tsv", [STSB.format(4.5, ""), STSB.format(1, "\tsource\tsource")]),
-        ("order.tsv", [f"A man sings.\tA man is singing.\t{score}" for score in (4.5, 1)]),
-        ("sick.csv", sick),
-    ):
-        pairs = read_similar([write(tmp_path / name, "\n".join(lines))])
-        assert {pair.texts for pair in pairs} == {("A man sings.", "A man is singing.")}
-        assert [pair.score for pair in pairs] == [4.5, 1]
-
-
-def test_texts_are_read_by_order_or_from_named_columns(tmp_path: Path) -> None:
-    for rows in ([("a", "b"), ("c", "d")], [("a", "b", "c"), ("d", "e", "f")]):
-        file = write(tmp_path / "a.tsv", "\n".join(map("\t".join, rows)))
-        assert [pair.texts for pair in read_similar([file])] == rows
-    file = write(tmp_path / "c.csv", "x,y,Label,score\na,b,0.5,1\n")
-    for columns, texts, score in (
-        (("y", "x"), ("b", "a"), None),
-        (("x", "y", "label"), ("a", "b"), 0.5),
-    ):
-        [pair] = read_similar([file], columns)
-        assert (pair.texts, pair.score) == (texts, score)
+@pytest.mark.parametrize(
+    ("name", "lines", "columns", "expected"),
+    [
+        ("sts.tsv", [STSB.format(4.5, ""), STSB.format(1, "\tsource\tsource")], (), SAME_PAIRS),
+        ("order.tsv", [f"{FIRST}\t{SECOND}\t4.5", f"{FIRST}\t{SECOND}\t1"], (), SAME_PAIRS),
+        ("sick.csv", [SICK, f"1,{FIRST},{SECOND},4.5,", f"2,{FIRST},{SECOND},1,"], (), SAME_PAIRS),
+        ("a.tsv", ["a\tb", "c\td"], (), [(("a", "b"), None), (("c", "d"), None)]),
+        ("b.tsv", ["a\tb\tc", "d\te\tf"], (), [(("a", "b", "c"), None), (("d", "e", "f"), None)]),
+        ("c.csv", ["x,y,Label,score", "a,b,0.5,1"], ("y", "x"), [(("b", "a"), None)]),
+        ("d.csv", ["x,y,Label,score", "a,b,0.5,1"], ("x", "y", "label"), [(("a", "b"), 0.5)]),
+    ],
+)
+def test_texts_and_scores_are_read_by_header_by_order_or_from_named_columns(
+    tmp_path: Path, name: str, lines: list[str], columns: tuple[str, ...], expected: list[Any]
+) -> None:
+    pairs = read_similar([write(tmp_path / name, "\n".join(lines))], columns)
+    assert [(pair.texts, pair.score) for pair in pairs] == expected
 
 
 def read_task(
@@ -127,9 +117,7 @@ def read_task(
     return read_vectors(config, setup, batch_size)
 
 
-def test_losses_and_validation_match_their_definitions(
-    setup: TrainingSetup, tmp_path: Path
-) -> None:
+def test_losses_and_validation_match_definitions(setup: TrainingSetup, tmp_path: Path) -> None:
     """A text that equals an anchor's positive is not its negative. Equal scores have no order."""
     triplets = ["anchor,positive,negative", "a,good,war", "king,good,city", "music,river,a game"]
     scored = ["sentence1,sentence2,score", "a,war,3", "king,the city,2", "a,king,1", "he,she,1"]
@@ -151,8 +139,8 @@ def test_losses_and_validation_match_their_definitions(
     assert sums.logits.flatten().tolist() == pytest.approx(cosines, abs=1e-5)
 
     # CoSENTLoss of sentence-transformers for the same pairs.
-    task = read_task(setup, files[1], batch_size=4)
-    sums = task.losses["embeddings"](model.train(), batch)["embeddings"]
+    cosent = read_task(setup, files[1], batch_size=4).losses["embeddings"]
+    sums, scored_batch = cosent(model.train(), batch)["embeddings"], batch
     differences = [cosines[i] - cosines[j] for i, j in ((1, 0), (2, 0), (3, 0), (2, 1), (3, 1))]
     loss = math.log(1 + sum(math.exp(20 * difference) for difference in differences))
     assert sums.loss.item() / sums.count == pytest.approx(loss, rel=1e-4)
@@ -177,6 +165,11 @@ def test_losses_and_validation_match_their_definitions(
         num_right += max(candidates, key=lambda n: logits[n]) == positive
     assert sums.loss.item() == pytest.approx(sum(losses), rel=1e-4)
     assert (sums.right.item(), sums.count) == (num_right, 3)
+
+    # Pairs with equal cosines, here 0, are in no order.
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert cosent(model, scored_batch)["embeddings"].right.item() == 0
 
 
 def test_examples_are_compared_within_the_micro_batch_of_a_process(
@@ -218,18 +211,13 @@ def test_a_checkpoint_and_its_bundle_have_the_same_metrics(
 
 THINGS = ("The game", "A city", "His music", "Her work", "Their school")
 SYNONYMS = (("was good.", "was great."), ("was lost in the war.", "died in the war."))
-PAIRS = [
-    (f"{thing} {first}", f"{thing} {second}") for thing in THINGS for first, second in SYNONYMS
-]
-TRIPLETS = [
-    (*pair, negative) for pair, (_, negative) in zip(PAIRS, PAIRS[2:] + PAIRS[:2], strict=True)
-]
+PAIRS = [(f"{thing} {a}", f"{thing} {b}") for thing in THINGS for a, b in SYNONYMS]
+TRIPLETS = [(*pair, other) for pair, (_, other) in zip(PAIRS, PAIRS[2:] + PAIRS[:2], strict=True)]
 SCORED = [
     (first, second, str(5.0 * (row == column)))
     for (row, (first, _)), (column, (_, second)) in product(enumerate(PAIRS), repeat=2)
 ]
 DATA: dict[str, tuple[str, Sequence[tuple[str, ...]]]] = {
-    "pairs": ("anchor\tpositive", PAIRS),
     "triplets": ("anchor\tpositive\tnegative", TRIPLETS),
     "scores": ("sentence1\tsentence2\tscore", SCORED),
 }
@@ -258,13 +246,6 @@ def test_a_run_learns_embeddings(
     assert last < first
     # The maximum is 0.52, because a tenth of the pairs have one score and the rest the other.
     assert max(read_validations(run, "embeddings", "spearman").values()) > 0.4
-
-
-def test_several_kinds_of_files_and_missing_columns_are_rejected(data: Path) -> None:
-    with pytest.raises(CorpusError, match="The files have several kinds of texts"):
-        read_similar([data / "pairs.tsv", data / "triplets.tsv"])
-    with pytest.raises(CorpusError, match=r"no column a or b\. Its columns are anchor"):
-        read_similar([data / "pairs.tsv"], ("a", "b"))
 
 
 @pytest.mark.process
