@@ -52,10 +52,9 @@ def read(*files: Path) -> list[str]:
     return [document.text.strip() for document in read_from(files, CorpusPosition())]
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
-    """Files with all documents in every format and compression, and an empty file."""
-    return [
+def test_documents_of_every_format_can_be_read_from_any_position(tmp_path: Path) -> None:
+    """There are files of every format and compression, and an empty file."""
+    files = [
         *(
             write(tmp_path / f"{kind}.parquet", parquet_bytes({"text": texts}))
             for kind in (None, pyarrow.string_view(), CATEGORIES)
@@ -69,9 +68,6 @@ def files(tmp_path: Path) -> list[Path]:
             for name, content in (("b.txt", TEXT), ("c.jsonl", "\ufeff" + JSONL))
         ),
     ]
-
-
-def test_documents_of_every_format_can_be_read_from_any_position(files: list[Path]) -> None:
     documents = list(read_from(files, CorpusPosition()))
     texts = [document.text.strip() for document in documents]
     assert texts == DOCUMENTS * (len(files) - 1)

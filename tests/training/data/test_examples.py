@@ -175,10 +175,7 @@ def test_both_segments_of_a_pair_are_adjacent_complete_sentences_of_a_document(
 def test_a_pair_may_be_as_long_as_the_length(length: int, num_pairs: int) -> None:
     """A pair has three special tokens."""
     pairs = build_examples(
-        make_part([[5, 4]]),
-        ExampleSettings(length=length, sentence_task="pairs"),
-        seed=0,
-        epoch=0,
+        make_part([[5, 4]]), ExampleSettings(length=length, sentence_task="pairs"), seed=0, epoch=0
     )
     assert len(pairs.labels) == num_pairs
 

@@ -158,9 +158,7 @@ def test_special_tokens_can_have_any_ids() -> None:
         ("play", ["##ing"], True),
     ],
 )
-def test_the_original_rule_decides_whether_a_piece_starts_a_word(
-    piece: str, others: list[str], starts: bool
-) -> None:
+def test_the_original_rule_finds_word_starts(piece: str, others: list[str], starts: bool) -> None:
     """_is_start_piece_sp of create_pretraining_data.py: a piece of several marks starts no word.
 
     In addition, letters of languages that write spaces continue a word.

@@ -115,9 +115,7 @@ def bert_inputs(example: Example, shards: Shards) -> tuple[list[int], list[int]]
     return ids, types
 
 
-def assert_is_bert_batch(
-    batch: PretrainBatch, rows: Sequence[Sequence[Example]], shards: Shards
-) -> None:
+def assert_is_bert(batch: PretrainBatch, rows: Sequence[Sequence[Example]], shards: Shards) -> None:
     """Compare every tensor of a batch with its rows of examples."""
     tokens: list[tuple[int, int, int, int]] = []  # the id, type, position and sequence of each
     firsts: list[int] = []
@@ -173,7 +171,7 @@ def test_batches_of_any_corpus_have_the_format_of_bert(
     example_settings = ExampleSettings(length=LENGTH, sentence_task=task)
     rows = first_rows(Plan(shards=shards, settings=example_settings, seed=seed), num_rows)
     batch = Collator(shards=shards, masking=EVERY_TOKEN, length=LENGTH, seed=seed)(rows)
-    assert_is_bert_batch(batch, rows, shards)
+    assert_is_bert(batch, rows, shards)
     num_masked = batch.counts["fill-mask"]
     assert_is_padded(batch.rows, batch.rows[:num_masked].tolist(), 0)
     assert_is_padded(batch.targets, batch.targets[:num_masked].tolist(), IGNORED)
@@ -191,9 +189,7 @@ def test_masks_are_determined_by_the_seed_the_epoch_and_the_example(
     batch = collator(rows)
     for ids, row in zip(batch.tokens.ids, rows, strict=True):
         single_batches = [collator([[example]]) for example in row]
-        single_ids = torch.cat(
-            [single.tokens.ids[0, : single.num_tokens] for single in single_batches]
-        )
+        single_ids = torch.cat([one.tokens.ids[0, : one.num_tokens] for one in single_batches])
         assert torch.equal(single_ids, ids[: len(single_ids)])
     next_epoch = [[example._replace(epoch=1) for example in row] for row in rows]
     for other_batch in (replace(collator, seed=4)(rows), collator(next_epoch)):

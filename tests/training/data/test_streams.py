@@ -38,10 +38,8 @@ from training.tasks.classification.loss import classification_loss
 from training.tasks.pretraining.loss import pretrain_loss
 
 CPU = torch.device("cpu")
-LOSSES: dict[str, LossFunction] = {
-    "pretraining": pretrain_loss,
-    "text-classification": classification_loss,
-}
+TASK = "text-classification"
+LOSSES: dict[str, LossFunction] = {"pretraining": pretrain_loss, TASK: classification_loss}
 EXAMPLES = [
     TokenisedExample(ids=[2, *range(5, 5 + size), 3], types=[0] * (size + 2), target=size % 3)
     for size in range(1, 13)
@@ -69,20 +67,15 @@ def test_every_division_of_a_step_has_the_same_loss() -> None:
         for size in sizes
     ]
     config = replace(TINY, max_positions=64)
-    objective = Objective(our_model(config, ("text-classification",)), CPU, LOSSES)
+    objective = Objective(our_model(config, (TASK,)), CPU, LOSSES)
 
     def passes(**division: Any) -> tuple[list[tuple[int, int]], float]:
         """Return the number of examples and the row length of each pass, and the total loss."""
         stream = example_stream(
-            "text-classification",
-            examples,
-            config,
-            batch_size=len(examples),
-            seed=0,
-            division=Division(**division),
+            TASK, examples, config, batch_size=96, seed=0, division=Division(**division)
         )
         batches = stream.step()
-        sums = [objective(batch)["text-classification"] for batch in batches]
+        sums = [objective(batch)[TASK] for batch in batches]
         lengths = [batch.tokens.ids.shape[1] for batch in batches]
         counts = [batch_sums.count for batch_sums in sums]
         total = sum(batch_sums.loss.item() for batch_sums in sums)
@@ -104,20 +97,14 @@ def test_every_division_of_a_step_has_the_same_loss() -> None:
 def test_each_process_needs_an_example_in_each_step() -> None:
     """Twelve examples in steps of at most five have four in the smallest step."""
     text_stream(division=Division(world_size=4))
-    with pytest.raises(
-        TrainingError, match="has 4 of 12 examples in a step, fewer than the 5 proc"
-    ):
+    with pytest.raises(TrainingError, match="has 4 of 12 examples in a step, fewer than the 5 pr"):
         text_stream(division=Division(world_size=5))
     with pytest.raises(TrainingError, match="text-classification has no examples to train on"):
-        ExampleStream(task="text-classification", examples=[], batch_size=1, row_length=16, seed=0)
+        ExampleStream(task=TASK, examples=[], batch_size=1, row_length=16, seed=0)
 
 
-def text_stream(
-    *, seed: int = 1, division: Division = UNDIVIDED
-) -> ExampleStream[TokenisedExample]:
-    return example_stream(
-        "text-classification", EXAMPLES, TINY, batch_size=5, seed=seed, division=division
-    )
+def text_stream(*, seed: int = 1, division: Division = UNDIVIDED) -> TaskStream:
+    return example_stream(TASK, EXAMPLES, TINY, batch_size=5, seed=seed, division=division)
 
 
 def test_long_texts_are_truncated_and_counted(tokenizer: AlbertTokenizer) -> None:
@@ -164,7 +151,7 @@ def results(stream: TaskStream, model: AlbertForTasks, num_steps: int) -> list[d
 @pytest.mark.parametrize("num_steps", [0, 1, 13])
 def test_a_stream_resumes_from_its_state(make: Callable[..., TaskStream], num_steps: int) -> None:
     """The steps extend over several epochs. All steps differ."""
-    model = our_model(TINY, ("fill-mask", "sentence-order", "text-classification"))
+    model = our_model(TINY, ("fill-mask", "sentence-order", TASK))
     first, second = make(), make()
     start = results(first, model, num_steps)
     state = first.state()

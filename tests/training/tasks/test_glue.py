@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +17,10 @@ from training.tasks.classification.files import read_task, read_test
 _MNLI = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t"
     "sentence1_parse\tsentence2_parse\tsentence1\tsentence2\tlabel1\tgold_label\n"
+    "0\t1\t1n\tfiction\t( a )\t( b )\t(X)\t(Y)\tIt is.\tIt was.\tneutral\tneutral\n"
 )
+_QNLI = "index\tquestion\tsentence\tlabel\n"
+_PAIRS = "index\tsentence1\tsentence2\tlabel\n"
 _STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
 _QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
 _MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
@@ -27,26 +31,10 @@ FILES = [
     ("mrpc", f"{_MRPC}1\t7\t8\tHe said.\tHe spoke.\n0\t7\t9\tA\tB\n", ("He said.", "He spoke.", 1)),
     ("stsb", f"{_STSB}0\tn\tf\t2012\t1\t-\t-\tOne.\tTwo.\t3.800\n", ("One.", "Two.", 3.8)),
     ("qqp", f"{_QQP}5\t1\t2\tWho?\tWhen?\t0\n6\t1\t3\tWho?\tWhom?\t1\n", ("Who?", "When?", 0)),
-    (
-        "mnli",
-        f"{_MNLI}0\t1\t1n\tfiction\t( a )\t( b )\t(X)\t(Y)\tIt is.\tIt was.\tneutral\tneutral\n",
-        ("It is.", "It was.", 1),
-    ),
-    (
-        "qnli",
-        "index\tquestion\tsentence\tlabel\n0\tWho?\tHe did.\tnot_entailment\n",
-        ("Who?", "He did.", 1),
-    ),
-    (
-        "rte",
-        "index\tsentence1\tsentence2\tlabel\n0\tIt rains.\tIt is wet.\tentailment\n",
-        ("It rains.", "It is wet.", 0),
-    ),
-    (
-        "wnli",
-        "index\tsentence1\tsentence2\tlabel\n0\tIt is.\tIt was.\t1\n",
-        ("It is.", "It was.", 1),
-    ),
+    ("mnli", _MNLI, ("It is.", "It was.", 1)),
+    ("qnli", f"{_QNLI}0\tWho?\tHe did.\tnot_entailment\n", ("Who?", "He did.", 1)),
+    ("rte", f"{_PAIRS}0\tIt rains.\tIt is wet.\tentailment\n", ("It rains.", "It is wet.", 0)),
+    ("wnli", f"{_PAIRS}0\tIt is.\tIt was.\t1\n", ("It is.", "It was.", 1)),
 ]
 
 
@@ -70,10 +58,9 @@ def test_official_files_are_read(
 
 def test_training_parts_and_a_validation_file_without_a_header_are_read(tmp_path: Path) -> None:
     """`val.tsv` is held out for validation during training; `dev.tsv` is for evaluation."""
-    header, row = "index\tsentence1\tsentence2\tlabel\n", "{}\tA.\tB.\t{}\n"
-    rows = row.format(2, "entailment") + row.format(7, "not_entailment")
+    rows = "2\tA.\tB.\tentailment\n7\tA.\tB.\tnot_entailment\n"
     for name in ("train.part1.tsv", "train.part2.tsv", "dev.tsv"):
-        write(tmp_path / name, header + rows)
+        write(tmp_path / name, _PAIRS + rows)
     write(tmp_path / "val.tsv", rows)
     files = training_files(TASKS["rte"], tmp_path)
     assert [file.name for file in files.train] == ["train.part1.tsv", "train.part2.tsv"]
@@ -85,16 +72,14 @@ def test_training_parts_and_a_validation_file_without_a_header_are_read(tmp_path
 
 # A row of each task in the columns of `nyu-mll/glue`.
 _SENTENCES = {"sentence1": "A.", "sentence2": "B.", "label": 1}
-ROWS = {
+ROWS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("mrpc", "rte", "wnli"), _SENTENCES),
     "cola": {"sentence": "A.", "label": 1},
     "sst2": {"sentence": "A.", "label": 1},
-    "mrpc": _SENTENCES,
     "stsb": {**_SENTENCES, "label": 3.8},
     "qqp": {"question1": "A.", "question2": "B.", "label": 1},
     "mnli": {"premise": "A.", "hypothesis": "B.", "label": 1},
     "qnli": {"question": "A.", "sentence": "B.", "label": 1},
-    "rte": _SENTENCES,
-    "wnli": _SENTENCES,
 }
 
 

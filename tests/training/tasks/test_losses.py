@@ -51,12 +51,6 @@ ROWS = [
 ]
 
 
-def make_batch(rows: list[list[Example]]) -> PretrainBatch:
-    shards = make_shards(make_part([[3, 2, 3, 1]], TINY.vocab_size))
-    masking = NgramMasking(word_starts=np.ones(TINY.vocab_size, bool), rate=0.3)
-    return Collator(shards=shards, masking=masking, length=16, seed=0)(rows)
-
-
 def losses_by_hand(model: AlbertForTasks, batch: PretrainBatch) -> dict[str, float]:
     """Return the losses of the three sequences, computed separately at their [MASK] and [CLS]."""
     assert batch.tokens.packing is not None
@@ -80,7 +74,9 @@ def losses_by_hand(model: AlbertForTasks, batch: PretrainBatch) -> dict[str, flo
 def test_losses_of_pretraining_are_those_of_separate_sequences() -> None:
     """Rows that only pad the number of predictions, and other sequences, have no effect."""
     model = our_model(TINY, TASKS)
-    batch = make_batch(ROWS)
+    shards = make_shards(make_part([[3, 2, 3, 1]], TINY.vocab_size))
+    masking = NgramMasking(word_starts=np.ones(TINY.vocab_size, bool), rate=0.3)
+    batch = Collator(shards=shards, masking=masking, length=16, seed=0)(ROWS)
     assert batch.counts["fill-mask"] < len(batch.rows)
     sums = pretrain_loss(model, batch)
     assert {name: head_sums.count for name, head_sums in sums.items()} == {
@@ -169,7 +165,7 @@ def test_the_loss_of_tags_is_the_cross_entropy_of_tagged_tokens() -> None:
     assert sums.count == 4
 
 
-def test_multiple_choice_has_the_loss_and_gradient_of_transformers(
+def test_choices_have_the_loss_and_gradient_of_transformers(
     tokenizer: AlbertTokenizer,
 ) -> None:
     our, hf = our_and_hf_models(TINY, "AlbertForMultipleChoice")

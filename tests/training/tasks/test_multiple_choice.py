@@ -19,6 +19,7 @@ from training.tasks.multiple_choice.files import (
     choice_examples,
     groups_of,
     read_choices,
+    split_choice,
     with_choice,
 )
 
@@ -55,9 +56,7 @@ def test_an_answer_is_an_index_a_letter_or_the_text(tmp_path: Path) -> None:
     answers = [(choices, 1, 1), (choices, "1", 1), (choices, "B", 1), (choices, "walks on", 1)]
     answers += [(choices, 0, 0), (choices, "C", 2), (choices, "AB", 2)]
     answers += [(numbers, 1, 1), (["0", "1"], "1", 1)]
-    records = [
-        {"context": "He", "choices": names, "answer": answer} for names, answer, _ in answers
-    ]
+    records = [{"context": "He", "choices": names, "answer": value} for names, value, _ in answers]
     questions = read_choices([write_records(tmp_path, *records)])
     assert [question.label for question in questions] == [label for *_, label in answers]
 
@@ -80,10 +79,7 @@ def test_all_faults_of_records_are_listed(tmp_path: Path) -> None:
     record = {"context": "a", "choices": ["b", "c"], "answer": 0}
     faults: list[tuple[dict[str, Any], str]] = [
         ({"choices": ["b"]}, "The question has one choice. It needs two or more."),
-        (
-            {"answer": 2},
-            "Answer 2 is not one of the 2 choices. Use an index, 0 to 1, a letter, A to B",
-        ),
+        ({"answer": 2}, "is not one of the 2 choices. Use an index, 0 to 1, a letter, A to B, or"),
         ({"answer": "C"}, "Answer 'C' is not one of the 2 choices"),
         ({"choices": ["1", "2"], "answer": "1"}, "Answer '1' is the index of one choice and the"),
     ]
@@ -97,7 +93,10 @@ def test_all_faults_of_records_are_listed(tmp_path: Path) -> None:
 
 
 def test_sequences_are_pairs_truncated_to_the_length(tokenizer: AlbertTokenizer) -> None:
-    """The first tokens of the context remain, and the last tokens of question and choice."""
+    """The first tokens of the context remain, and the last tokens of question and choice.
+
+    Of a long question and choice, 128 tokens remain, or half of a short length.
+    """
     context, *choices = (
         np.arange(*bounds, dtype=np.int32) for bounds in ((10, 20), (30, 34), (40, 52))
     )
@@ -107,6 +106,7 @@ def test_sequences_are_pairs_truncated_to_the_length(tokenizer: AlbertTokenizer)
     assert second.ids == [2, *range(10, 17), 3, *range(46, 52), 3]
     assert first.types == [0] * 11 + [1] * 5
     assert example.lengths == [16, 16]
+    assert split_choice(600, 600, 512) == (381, 128)
 
 
 def test_texts_that_are_too_long_are_listed_without_truncation(tokenizer: AlbertTokenizer) -> None:

@@ -17,18 +17,14 @@ from training.tasks.pretraining.files import TextStreams
 @pytest.fixture
 def text_streams(vocab_dir: Path) -> Any:
     """Return a function that creates streams of 12 rows of 8 tokens, with some values changed."""
+    rows = {"num_rows": 12, "rows_option": "--batch-size 12", "length": 8, "max_batch_tokens": 1024}
+    examples = {"sentence_task": "sop", "short_rate": 0.1, "mask_rate": 0.15, "seed": 0}
     values: dict[str, Any] = {
+        **rows,
+        **examples,
         "shards": make_shards(make_part([[4, 4]] * 30)),
         "tokenizer": AlbertTokenizer.from_file(vocab_dir / "tokenizer.json"),
         "world": World(),
-        "num_rows": 12,
-        "length": 8,
-        "max_batch_tokens": 1024,
-        "sentence_task": "sop",
-        "short_rate": 0.1,
-        "mask_rate": 0.15,
-        "seed": 0,
-        "rows_option": "--batch-size 12",
     }
     return lambda **changes: TextStreams(**(values | changes))
 

@@ -9,12 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import SQUAD, SQUAD_V2, write
-from training.data.batch import TokenisedExample
 from training.data.corpus import CorpusError
 from training.tasks.question_answering.files import (
     Question,
@@ -30,17 +29,14 @@ from training.tasks.question_answering.metrics import (
 )
 
 
-def squad(*questions: dict[str, Any]) -> str:
-    return json.dumps({"data": [{"paragraphs": [{"context": "A b.", "qas": questions}]}]})
-
-
 def test_questions_without_an_answer_are_impossible_and_empty_texts_omitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plausible = [{"text": "A", "answer_start": 0}]
     impossible = {"id": "x", "question": "Why?", "answers": plausible, "is_impossible": True}
-    content = squad(impossible, {"id": "y", "question": "Why?"}, {"id": "z", "question": " "})
-    questions = read_squad([write(tmp_path / "a.json", content)])
+    entries = [impossible, {"id": "y", "question": "Why?"}, {"id": "z", "question": " "}]
+    content = {"data": [{"paragraphs": [{"context": "A b.", "qas": entries}]}]}
+    questions = read_squad([write(tmp_path / "a.json", json.dumps(content))])
     assert [(q.id, q.answers, q.start) for q in questions] == [("x", (), None), ("y", (), None)]
     assert "Omitted 1 of 3 questions" in capsys.readouterr().out
     rows = [("a", "Who?", "Ann."), ("c", "Who?", " "), ("d", None, "Ann.")]
@@ -131,12 +127,6 @@ LONG = Question(
 )
 
 
-def windows(
-    question: Question, tokenizer: AlbertTokenizer, length: int, stride: int = 128
-) -> list[TokenisedExample]:
-    return list(span_examples(question, tokenizer, length=length, stride=stride))
-
-
 def normalise(text: str) -> str:
     """Remove white space, and case and accents, which the vocabulary does not contain."""
     return "".join(text.lower().split()).replace("ł", "<unk>").replace("é", "e")
@@ -149,7 +139,7 @@ def test_the_span_decodes_to_the_answer(
 ) -> None:
     """The span has no superfluous token; its first and last token may be longer than the answer."""
     num_answers = 0
-    for window in windows(question, tokenizer, length):
+    for window in span_examples(question, tokenizer, length=length):
         assert len(window.ids) <= length
         start, end = window.target
         if start:
@@ -165,22 +155,20 @@ def test_the_span_decodes_to_the_answer(
     assert num_answers >= 1
 
 
-def test_windows_start_128_tokens_apart_by_default(tokenizer: AlbertTokenizer) -> None:
-    defaults = span_examples(LONG, tokenizer, length=512)
-    expected = span_examples(LONG, tokenizer, length=512, stride=128, max_question=64)
-    assert [window.ids for window in defaults] == [window.ids for window in expected]
-
-
 @settings(deadline=None, max_examples=60)
-@given(st.sampled_from([*QUESTIONS, LONG]), st.integers(12, 600), st.integers(1, 200))
+@given(st.sampled_from([*QUESTIONS, LONG]), st.integers(12, 600), st.none() | st.integers(1, 200))
+@example(question=LONG, length=512, stride=None)
 def test_windows_cover_the_context_without_gaps(
-    tokenizer: AlbertTokenizer, question: Question, length: int, stride: int
+    tokenizer: AlbertTokenizer, question: Question, length: int, stride: int | None
 ) -> None:
+    """By default, they start 128 tokens apart."""
+    options = {} if stride is None else {"stride": stride}
     context = tokenizer.encode_plain(question.context).ids
     question_ids = tokenizer.encode_plain(question.question).ids[: min(64, (length - 3) // 2)]
     room = length - len(question_ids) - 3
-    step = min(stride, room - room // 4)
-    for number, window in enumerate(windows(question, tokenizer, length, stride)):
+    step = min(stride or 128, room - room // 4)
+    windows = span_examples(question, tokenizer, length=length, **options)
+    for number, window in enumerate(windows):
         part = context[number * step : number * step + room]
         assert window.ids == [2, *question_ids, 3, *part, 3]
         assert window.types == [0] * (len(question_ids) + 2) + [1] * (len(part) + 1)

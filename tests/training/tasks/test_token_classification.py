@@ -113,9 +113,7 @@ def test_offsets_are_corrected_by_the_text_of_their_entity(tmp_path: Path, capsy
             read_tagged([file])
 
 
-def test_tags_that_break_the_scheme_and_overlaps_are_reported(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_broken_tags_and_overlaps_are_reported(tmp_path: Path, capsys: Capture) -> None:
     """Adjacent entities do not overlap. White space around an entity is removed."""
     file = write_conll(tmp_path / "a.conll", "B-PER O I-PER O B-LOC O")
     assert read_tagged([file])[0].entities[1] == Entity(9, 13, "PER")
@@ -129,9 +127,7 @@ def test_tags_that_break_the_scheme_and_overlaps_are_reported(
     assert line in capsys.readouterr().out
 
 
-def test_the_first_token_of_a_word_has_its_tag_in_one_window(
-    tokenizer: AlbertTokenizer, capsys: Capture
-) -> None:
+def test_a_first_token_is_tagged_in_one_window(tokenizer: AlbertTokenizer, capsys: Capture) -> None:
     """An entity that splits words consists of the words that start in it."""
     entities = (Entity(1, 9, "PER"), Entity(18, 24, "LOC"), Entity(29, 31, "PER"))
     text = TaggedText(text=f"({TEXT}) " * 9, entities=entities, location="a, line 1")
