@@ -9,18 +9,20 @@ import re
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import ANY, Mock, call
 
 import numpy as np
 import pytest
 
-from albert_serve.hub import HubModel
 from tests.training.support import REPOSITORY
 from training import PACKAGES
 from training.commands.pretrain import PretrainConfig
-from training.errors import RunError, TrainingError
+from training.errors import TrainingError
 from training.options import labelled
 from training.options.flags import OptionError, Options, add_flags, flag, read_flags
 from training.options.labelled import GLUE, LabelledTexts
@@ -44,8 +46,7 @@ class AllOptions(Options, title="all options"):
     is_on: bool = flag("switch", default=False)
 
 
-def make_options(**values: Any) -> AllOptions:
-    return AllOptions(**{"files": "a", **values})
+make_options: Any = partial(AllOptions, files=(Path("a"),))
 
 
 def parse_options(*words: str) -> AllOptions:
@@ -63,6 +64,7 @@ def parse_options(*words: str) -> AllOptions:
         ("part", [0, 1, 0.5], [-0.01, 1.01, math.nan]),
         ("share", [0, 0.99], [-0.01, 1]),
         ("offset", [-1e9, 0, 7], [math.inf, math.nan, "x"]),
+        ("time", [], ["5", "0s", "infh"]),
         ("kind", ["new"], ["other"]),
     ],
 )
@@ -96,7 +98,8 @@ def test_python_values_are_converted_to_the_types_of_the_options() -> None:
     config = make_options(sizes=2, count=np.int64(5), rate=1, time="1.5h")
     assert (config.files, config.sizes) == ((Path("a"),), (2,))
     assert (config.count, type(config.count), type(config.rate)) == (5, int, float)
-    assert config.time == parse_options("--time", "5400s").time == 5400
+    assert config.time == parse_options("--time", "90m").time == 5400
+    assert make_options(time="90s").time == 90
     assert make_options(files=["a", "b"], sizes=(n for n in (1, 2))).sizes == (1, 2)
     assert parse_options("--sizes", "1", "2", "--is-on") == make_options(sizes=[1, 2], is_on=True)
     for changes in ({"sizes": (1, 0)}, {"is_on": "yes"}, {"count": None}):
@@ -104,70 +107,58 @@ def test_python_values_are_converted_to_the_types_of_the_options() -> None:
             make_options(**changes)
 
 
+PRETRAIN = partial(PretrainConfig, output=Path("runs"), corpus=(Path("a.txt"),), steps=1)
+
+
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("config", "values", "message"),
     [
-        ({"task": "NLI"}, "'NLI' is not a task"),
-        ({"task": "Race"}, "--task RACE requires --data"),
-        ({"task": "cola", "text_column": "b", "delimiter": ";"}, "--text-column, --delimiter\\.$"),
-        ({"delimiter": "ab"}, "--delimiter 'ab'"),
-        ({"label_column": ["a", "b"], "label_separator": ","}, "--label-separator divides one"),
-        ({"head": "x"}, "--head x is a text classifier without data"),
+        (LabelledTexts, {"task": "NLI"}, "'NLI' is not a task"),
+        (LabelledTexts, {"task": "Race"}, "--task RACE requires --data"),
+        (LabelledTexts, {"task": "cola", "text_column": "b", "delimiter": ";"}, "--text-column, "),
+        (LabelledTexts, {"data": "x"}, "--data x is the folder of a task. Add --task"),
+        (LabelledTexts, {"delimiter": "ab"}, "--delimiter 'ab'"),
+        (LabelledTexts, {"delimiter": ""}, "--delimiter '' is not one character"),
+        (LabelledTexts, {"label_column": ["a", "b"], "label_separator": ","}, "-separator divides"),
+        (LabelledTexts, {"label_column": ["a", "a"]}, "--label-column a a repeats a column"),
+        (LabelledTexts, {"head": "x"}, "--head x is a text classifier without data"),
+        (PRETRAIN, {"corpus": ()}, "Set either --corpus or --shards"),
+        (PRETRAIN, {"order_share": 0.2, "sentence_task": "sop"}, "train the same head"),
+        (PRETRAIN, {"order_share": 1}, "--order-share 1 leaves no step for masked tokens"),
+        (PRETRAIN, {"device": "gpu"}, "--device: 'gpu' cannot be used: "),
+        (PRETRAIN, {"steps": None}, "The run has no end. Set --steps, --budget or --recipe"),
     ],
 )
-def test_options_of_texts_that_do_not_fit_together_are_rejected(
-    values: dict[str, Any], message: str
+def test_options_that_do_not_fit_together_are_rejected(
+    config: Callable[..., object], values: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(RunError, match=message):
-        LabelledTexts(**values)
+    with pytest.raises(TrainingError, match=message):
+        config(**values)
 
 
 def test_a_task_is_downloaded_once_from_the_default_or_a_named_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cola").mkdir()
-    calls: list[tuple[str, HubModel]] = []
-    cached: Path | None = None
-
-    def find(source: HubModel, patterns: list[str]) -> Path | None:
-        assert patterns[0] == "cola/train-*.parquet"
-        calls.append(("find", source))
-        return cached
-
-    def load(source: HubModel, patterns: list[str]) -> Path:
-        calls.append(("load", source))
-        return tmp_path
-
+    find, load = Mock(return_value=None), Mock(return_value=tmp_path)
     monkeypatch.setattr(labelled, "find_cached", find)
     monkeypatch.setattr(labelled, "download", load)
-    monkeypatch.setattr(labelled, "check_reachable", lambda *_: None)
+    monkeypatch.setattr(labelled, "check_reachable", Mock())
     monkeypatch.chdir(tmp_path)
-    main = replace(GLUE, revision="main")
 
     def folder_of(data: Any) -> Path | None:
         return LabelledTexts(task="cola", data=data).task_folder
 
     for data in (None, "nyu-mll/glue", "nyu-mll/glue@main"):
         assert folder_of(data) == tmp_path / "cola"
-    assert calls == [("find", GLUE), ("load", GLUE)] * 2 + [("load", main)]
-    cached = tmp_path
+    main = replace(GLUE, revision="main")
+    assert load.call_args_list == [call(GLUE, ANY), call(GLUE, ANY), call(main, ANY)]
+    assert load.call_args.args[1][0] == "cola/train-*.parquet"
+    find.return_value = tmp_path
     assert folder_of(None) == tmp_path / "cola"
     assert folder_of("cola") == Path("cola")
-    assert calls[5:] == [("find", GLUE)]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"corpus": ()}, "Set either --corpus or --shards"),
-        ({"order_share": 0.2, "sentence_task": "sop"}, "train the same head"),
-        ({"device": "gpu"}, "--device: 'gpu' cannot be used: "),
-        ({"steps": None}, "The run has no end. Set --steps, --budget or --recipe"),
-    ],
-)
-def test_impossible_configurations_are_rejected(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(TrainingError, match=message):
-        PretrainConfig(**{"output": "runs", "corpus": ["a.txt"], "steps": 1, **values})
+    assert find.call_args_list == [call(GLUE, ANY)] * 3
+    assert load.call_count == 3
 
 
 @pytest.mark.process

@@ -23,6 +23,7 @@ from albert_serve.bundle.sentence_vectors import (
     read_sentence_vectors,
     write_sentence_vectors,
 )
+from albert_serve.bundle.weights import WORDS
 from albert_serve.settings import shipped_bundle
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.conversion.formats import (
@@ -140,13 +141,12 @@ def as_adapter(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
 
 
-UNTIED = {
-    "albert.embeddings.word_embeddings.weight": torch.zeros(3, 2),
-    "predictions.decoder.weight": torch.ones(3, 2),
-}
+UNTIED = {WORDS: torch.zeros(3, 2), "predictions.decoder.weight": torch.ones(3, 2)}
 INFINITE = {"x": torch.tensor([0.0, torch.inf])}
 INTEGERS = {"x": torch.zeros(2, dtype=torch.int64)}
 STATE = {"a": {"b": torch.zeros(2)}}
+LFS, PAGE = "version https://git-lfs.github.com/spec/v1\n", "\n<!DOCTYPE html>"
+FIRST_SHARD, INDEX_FILE = "pytorch_model-00001-of-00002.bin", "model.safetensors.index.json"
 FAULTS: dict[str, tuple[Change, str]] = {
     "no weights": (take_weights, "does not contain weights: no model.safet"),
     "infinite weight": (partial(write_pickle, INFINITE), ".bin: x contains NaN"),
@@ -154,38 +154,14 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "training state": (partial(write_pickle, STATE), "Save only the state_dict"),
     "integer weight": (partial(write_pickle, INTEGERS), ".bin: x is torch.int64, not floating"),
     "untied decoder": (partial(write_pickle, UNTIED), "differs from the word embeddings"),
-    "truncated weights": (
-        lambda folder: os.truncate(folder / "model.safetensors", 5000),
-        "its header describes",
-    ),
-    "index of another folder": (
-        partial(write_index, "/etc/passwd"),
-        r"'/etc/passwd', which is not .* \.bin",
-    ),
-    "missing weight": (
-        partial(write_index, "pytorch_model-00001-of-00002.bin"),
-        "but none of its files contains it",
-    ),
-    "damaged index": (
-        partial(write_file, "model.safetensors.index.json", "[]"),
-        "is not an index of weights: TypeError",
-    ),
-    "configuration of another kind": (
-        partial(write_file, "config.json", "[]"),
-        "config.json is not a JSON object",
-    ),
-    "placeholder of Git LFS": (
-        partial(write_file, "tokenizer.json", "version https://git-lfs.github.com/spec/v1\n"),
-        "is a pointer of Git LFS, not the file. Run git lfs pull",
-    ),
-    "login page": (
-        partial(write_file, "tokenizer.json", "\n<!DOCTYPE html>"),
-        "is a web page, such as the Hub's login page",
-    ),
-    "missing shard": (
-        partial(write_index, "pytorch_model-00003.bin"),
-        "pytorch_model-00003.bin does not exist",
-    ),
+    "truncated weights": (lambda f: os.truncate(f / "model.safetensors", 5000), "its header desc"),
+    "index of another folder": (partial(write_index, "/etc/passwd"), "'/etc/passwd', which is not"),
+    "missing weight": (partial(write_index, FIRST_SHARD), "but none of its files contains it"),
+    "missing shard": (partial(write_index, "pytorch_model-3.bin"), "model-3.bin does not exist"),
+    "damaged index": (partial(write_file, INDEX_FILE, "[]"), "is not an index of weights: TypeE"),
+    "config of another kind": (partial(write_file, "config.json", "[]"), "is not a JSON object"),
+    "Git LFS": (partial(write_file, "tokenizer.json", LFS), "not the file. Run git lfs pull"),
+    "login page": (partial(write_file, "tokenizer.json", PAGE), "is a web page, such as the Hub's"),
 }
 
 
@@ -252,9 +228,8 @@ def archive(tmp_path: Path) -> Path:
 @torch.no_grad()
 def test_both_heads_compute_the_outputs_of_tensorflow() -> None:
     """TensorFlow wrote `tests/data/albert_tensorflow` (tests/data/README.md)."""
-    outputs = {
-        name: torch.from_numpy(array) for name, array in np.load(TENSORFLOW / "outputs.npz").items()
-    }
+    arrays = np.load(TENSORFLOW / "outputs.npz")
+    outputs = {name: torch.from_numpy(arrays[name]) for name in arrays}
     with open_checkpoint(TENSORFLOW) as checkpoint:
         model = load_checkpoint(checkpoint.folder).eval()
     assert model.tasks == {"fill-mask": 600, "sentence-order": 2}
@@ -316,24 +291,16 @@ def test_a_damaged_index_is_rejected_or_read_within_its_file(archive: Path, seed
             continue
 
 
-VECTORS = SentenceVectors(pooling="cls", normalize=True, max_length=20)
-
-
-@pytest.fixture(scope="module")
-def old_checkpoint(pretrained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sentence model in the old format of the Hub: a pickle, and only `spiece.model`."""
-    folder = tmp_path_factory.mktemp("hub") / "albert-old"
-    shutil.copytree(pretrained_run / "checkpoint", folder)
-    write_sentence_vectors(VECTORS, folder, hidden_size=32)
-    as_pickle(folder)
-    (folder / "tokenizer.json").unlink()
-    return folder
-
-
 @pytest.mark.process
 def test_a_run_starts_from_an_old_checkpoint_and_keeps_its_files(
-    old_checkpoint: Path, labelled_texts: Path, tmp_path: Path
+    pretrained_run: Path, labelled_texts: Path, tmp_path: Path
 ) -> None:
+    """The checkpoint is a sentence model in the old format: a pickle, and only `spiece.model`."""
+    old_checkpoint = Path(shutil.copytree(pretrained_run / "checkpoint", tmp_path / "albert-old"))
+    vectors = SentenceVectors(pooling="cls", normalize=True, max_length=20)
+    write_sentence_vectors(vectors, old_checkpoint, hidden_size=32)
+    as_pickle(old_checkpoint)
+    (old_checkpoint / "tokenizer.json").unlink()
     options = ["--initialize-from", str(old_checkpoint)]
     options += ["--length", "32", "--device", "cpu", "--steps", "1"]
     options += ["--text-classification", str(labelled_texts), "--labels", "bad", "good"]
@@ -346,16 +313,14 @@ def test_a_run_starts_from_an_old_checkpoint_and_keeps_its_files(
         assert (checkpoint / name).is_file()
     assert convert.main([str(checkpoint), str(tmp_path / "converted")]) == 0
     for folder in (checkpoint, tmp_path / "converted"):
-        assert read_sentence_vectors(folder) == VECTORS
+        assert read_sentence_vectors(folder) == vectors
         first, second = read_stages(folder)
         assert first["program"] == "albert-serve pretrain"
         assert "albert-old" in json.dumps(second)
 
 
 @torch.no_grad()
-def test_conversion_copies_weights_that_transformers_cannot_share(
-    tmp_path: Path, vocab_dir: Path
-) -> None:
+def test_conversion_copies_what_transformers_cannot_share(tmp_path: Path, vocab_dir: Path) -> None:
     tasks = ("fill-mask", "sentence-order", "text-classification")
     model = our_model(replace(TINY, sharing="attention"), tasks)
     names = {"id2label": {"0": "bad", "1": "fair", "2": "good"}}
@@ -434,12 +399,3 @@ def test_hub_models_open_in_each_format_and_revision(tmp_path: Path) -> None:
         assert "\n" not in result["error"]
     assert len(hub.downloads) == len(set(hub.downloads))
     assert not any(path.endswith("/pytorch_model.bin") for path in hub.downloads)
-
-
-def test_a_folder_takes_precedence_over_a_hub_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_checkpoint(our_model(TINY, ("sentence-order",)), tmp_path / "albert" / "both")
-    monkeypatch.chdir(tmp_path)
-    with open_checkpoint("albert/both") as checkpoint:
-        assert (checkpoint.folder, checkpoint.name) == (Path("albert/both"), "both")
