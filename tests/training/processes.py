@@ -142,10 +142,13 @@ def run_processes(
     Args:
         hooks: hook of a process, by rank.
     """
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
     world = {
         "TORCHELASTIC_RUN_ID": "test",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(port),
         "WORLD_SIZE": str(num_processes),
     }
     processes = [
@@ -226,13 +229,6 @@ def torchrun(options: Sequence[str], folder: Path, log: Path) -> Iterator[subpro
     finally:
         job.kill()
         job.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port: int = server.getsockname()[1]
-        return port
 
 
 def _run(

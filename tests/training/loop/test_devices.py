@@ -66,9 +66,7 @@ def test_every_precision_on_every_device_trains_as_fp32_on_a_cpu(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiles", ["--no-compile", "--compile"])
-def test_several_gpus_train_as_a_cpu(
-    tiny_options: list[str], tmp_path: Path, compiles: str
-) -> None:
+def test_many_gpus_train_as_a_cpu(tiny_options: list[str], tmp_path: Path, compiles: str) -> None:
     """Up to four GPUs communicate by NCCL."""
     if torch.cuda.device_count() < 2:
         pytest.skip("DDP wraps the model on two GPUs or more")

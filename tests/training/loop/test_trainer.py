@@ -53,6 +53,7 @@ from training.model.provenance import read_stages
 from training.optim.optimizers import Schedule
 from training.system.process import StopFlag
 
+Capture = pytest.CaptureFixture[str]
 SAVE_NEVER = ("--save-every", "10h")
 terminate = partial(os.kill, os.getpid(), signal.SIGTERM)
 
@@ -64,9 +65,8 @@ def test_a_killed_run_ends_with_the_same_weights(
     """It is killed five times. It has dropout, and two passes per step."""
     folder = tmp_path / "run"
     for step in (1, 2, 3, 3, 8):
-        ended = run_in_process(
-            tiny_options, folder, *saving, hook=partial(before_step, step, kill_self)
-        )
+        hook = partial(before_step, step, kill_self)
+        ended = run_in_process(tiny_options, folder, *saving, hook=hook)
         assert ended.status == -signal.SIGKILL
     ended = run_in_process(tiny_options, folder, *saving)
     assert ended.status == 0
@@ -80,9 +80,8 @@ def test_a_signal_to_the_run_and_its_workers_ends_the_run_after_the_step(
     """A terminal, torchrun and some schedulers signal all processes of a job."""
     options = [*tiny_options, "--workers", "1", *SAVE_NEVER]
     stop = partial(before_step, 3, partial(signal_group, signal.SIGTERM))
-    ended = run_in_process(
-        options, tmp_path / "run", hook=partial(run_all, start_process_group, stop)
-    )
+    hook = partial(run_all, start_process_group, stop)
+    ended = run_in_process(options, tmp_path / "run", hook=hook)
     assert (ended.status, ended.err) == (128 + signal.SIGTERM, "")
     assert checkpoint_state(tmp_path / "run")["step"] == 3
     assert run_in_process(options, tmp_path / "run").status == 0
@@ -97,9 +96,7 @@ def test_only_one_command_at_a_time_can_train_a_run(tmp_path: Path) -> None:
     assert train(tmp_path, Stub(before={2: train_again})).status == 0
 
 
-def test_steps_on_masked_tokens_leave_the_sentence_order_head_unchanged(
-    tiny_options: list[str], tmp_path: Path
-) -> None:
+def test_masked_steps_do_not_change_the_order_head(tiny_options: list[str], tmp_path: Path) -> None:
     """Neither weight decay nor the optimizer's moments of earlier steps on pairs change it."""
     options = [*tiny_options, *SAVE_OFTEN, "--keep", "9", "--order-share", "0.5"]
     assert run_in_process(options, tmp_path / "run", "--order-sentences", "1").status == 0
@@ -157,7 +154,7 @@ def test_streams_are_drawn_by_their_weights() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_ends_the_run_after_the_step(
-    tmp_path: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, number: signal.Signals, capsys: Capture
 ) -> None:
     run, stub = tmp_path / "run", Stub(before={3: partial(os.kill, os.getpid(), number)})
     if number == signal.SIGINT:
@@ -173,7 +170,7 @@ def test_a_signal_ends_the_run_after_the_step(
     check_same(run, tmp_path / "uninterrupted")
 
 
-def test_a_second_signal_after_the_echo_time_ends_the_process(
+def test_a_second_signal_after_the_echo_ends_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A scheduler's signal can arrive twice within `echo_s`: directly, and through torchrun."""
@@ -190,9 +187,7 @@ def test_a_second_signal_after_the_echo_time_ends_the_process(
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_a_step_whose_gradient_is_not_finite_is_skipped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_whose_gradient_is_not_finite_is_skipped(tmp_path: Path, capsys: Capture) -> None:
     """The weights are then neither validated nor saved. Four skipped steps do not end the run."""
     stub = Stub(spoiled=range(3, 7), before={3: terminate})
     train(tmp_path / "before", Stub(before={2: terminate}))
@@ -263,30 +258,30 @@ def tensorboard_events(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_a_resumed_run_replaces_the_lines_of_lost_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_replaces_lost_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are also replaced in TensorBoard. A run that starts over at step 0 replaces all lines.
 
     TensorBoard orders files by the second of their creation, so this clock counts its calls.
     """
     clock = SimpleNamespace(time=partial(next, count(1_700_000_000)))
     monkeypatch.setattr("tensorboard.summary.writer.event_file_writer.time", clock)
-    with closing(MetricsWriter(tmp_path, step=0)) as metrics:
+    folder = tmp_path / "new" / "run"
+    with closing(MetricsWriter(folder, step=0)) as metrics:
         for step in (0, 10, 20, 30, 40):
             metrics.write(step=step, loss=float(step))
-        assert tensorboard_events(tmp_path)["loss"][-1] == (40, 40.0)  # written immediately
-    with closing(MetricsWriter(tmp_path, step=20)) as metrics:
+        assert tensorboard_events(folder)["loss"][-1] == (40, 40.0)  # written immediately
+    with closing(MetricsWriter(folder, step=20)) as metrics:
         metrics.write(step=21, loss=25.5)
-    with closing(MetricsWriter(tmp_path, step=21)) as metrics:
+    with closing(MetricsWriter(folder, step=21)) as metrics:
         metrics.write(step=30, loss=30.5, **{"validation/loss": 31.0})
     expected = [(0, 0.0), (10, 10.0), (20, 20.0), (21, 25.5), (30, 30.5)]
-    assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == expected
-    assert tensorboard_events(tmp_path) == {"loss": expected, "validation/loss": [(30, 31.0)]}
-    with closing(MetricsWriter(tmp_path, step=0)) as metrics:
-        metrics.write(step=1, loss=1.0)
-    assert read_metrics(tmp_path) == [{"step": 1, "loss": 1.0}]
-    assert tensorboard_events(tmp_path) == {"loss": [(1, 1.0)], "validation/loss": []}
+    assert [(line["step"], line["loss"]) for line in read_metrics(folder)] == expected
+    assert tensorboard_events(folder) == {"loss": expected, "validation/loss": [(30, 31.0)]}
+    with closing(MetricsWriter(folder, step=0)) as metrics:
+        metrics.write(step=1, loss=123456.25, tokens=12345678, norm=math.inf)
+    assert read_metrics(folder) == [{"step": 1, "loss": 123456, "tokens": 12345678, "norm": None}]
+    events = {"loss": [(1, 123456.0)], "tokens": [(1, 12345678.0)], "validation/loss": []}
+    assert tensorboard_events(folder) == events
 
 
 @pytest.mark.parametrize("damage", ['{"step": 3, "loss": 0.5', "\x00\x00\x00", '{"step": null}'])
@@ -322,9 +317,7 @@ def test_the_first_of_equally_good_validations_is_the_best(
         assert best.stops_early == (step - (expected or 0) >= 2)
 
 
-def test_a_run_stops_early_and_continues_with_more_patience(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_stops_early_and_resumes_with_more_patience(tmp_path: Path, capsys: Capture) -> None:
     """The best checkpoint is kept. The last step is validated once."""
     stub = Stub(accuracies={2: 0.5, 3: 0.75, 8: 0.875})
     options: dict[str, Any] = {"num_steps": 10, "validate_every": 1, "keep": 1}
