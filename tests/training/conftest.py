@@ -10,7 +10,7 @@ import torch
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.processes import run_in_process
-from tests.training.support import SQUAD, WIKI
+from tests.training.support import SQUAD, WIKI, write
 from training.commands import finetune, pretrain
 from training.data.corpus import read_documents
 from training.data.preparation import prepare
@@ -58,9 +58,7 @@ def easy_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "Her father had been a king.",
     ]
     documents = [" ".join((sentences * 3)[start : start + 8]) for start in range(5)]
-    file = tmp_path_factory.mktemp("corpus") / "easy.txt"
-    file.write_text("\n\n".join(documents * 20))
-    return file
+    return write(tmp_path_factory.mktemp("corpus") / "easy.txt", "\n\n".join(documents * 20))
 
 
 @pytest.fixture(scope="session")
@@ -89,9 +87,8 @@ def labelled_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = {1: ("good", "beautiful", "great", "first"), 0: ("war", "died", "not", "lost")}
     things = ("the game", "a city", "his music", "her work", "their school")
     rows = [f"{t} was {word}\t{label}" for label in (1, 0) for t in things for word in words[label]]
-    file = tmp_path_factory.mktemp("labelled") / "texts.tsv"
-    file.write_text("\n".join(["text\tlabel", *rows]))
-    return file
+    content = "\n".join(["text\tlabel", *rows])
+    return write(tmp_path_factory.mktemp("labelled") / "texts.tsv", content)
 
 
 @pytest.fixture(scope="session")

@@ -94,13 +94,10 @@ def make_shards(*parts: Shard) -> Shards:
     return Shards(parts=parts, tokenizer_sha256="", fingerprint="")
 
 
-def sizes(tasks: tuple[Task, ...]) -> dict[Task, int]:
-    return {task: SIZES[task] for task in tasks}
-
-
 def our_model(config: AlbertConfig, tasks: tuple[Task, ...], seed: int = 0) -> AlbertForTasks:
     """Build our model in fp32, with weights that make every bias and norm matter."""
-    model = AlbertForTasks(config, sizes(tasks))
+    sizes = {**SIZES, "fill-mask": config.vocab_size}
+    model = AlbertForTasks(config, {task: sizes[task] for task in tasks})
     randomize(model, seed)
     return model.eval()
 
@@ -175,11 +172,7 @@ def our_logits(model: AlbertForTasks, batch: ModelInputs) -> dict[Task, Tensor]:
 def hf_logits(model: Any, batch: ModelInputs) -> dict[Task, Tensor]:
     """Compute the same logits with a model of `transformers`."""
     real = is_real(batch)
-    inputs = {
-        "input_ids": batch.ids,
-        "token_type_ids": batch.types,
-        "attention_mask": real.long(),
-    }
+    inputs = {"input_ids": batch.ids, "token_type_ids": batch.types, "attention_mask": real.long()}
     name = type(model).__name__
     if name == "AlbertForMultipleChoice":
         out = model(**{key: value[None] for key, value in inputs.items()})

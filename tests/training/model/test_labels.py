@@ -8,15 +8,46 @@ from typing import Any
 
 import pytest
 
-from training.model.checkpoint import CheckpointError
-from training.model.labels import Labels, default_name, find_head, read_labels, read_temperature
+from training.model.checkpoint import CheckpointError, label_keys
+from training.model.labels import (
+    default_name,
+    find_head,
+    labels_config,
+    read_labels,
+    read_temperature,
+    with_temperatures,
+)
+
+MOOD = "text-classification/mood"
+
+
+def test_each_classifier_has_its_name_labels_and_temperature() -> None:
+    records = {
+        "text-classification": label_keys(["bad", "good"]),
+        MOOD: label_keys(["a", "b", "c"], multi_label=True),
+        "fill-mask": {},
+    }
+    heads = list(records)[:2]
+    config = labels_config(records, "tone")
+    assert default_name(config) == "tone"
+    assert [find_head(config, records, name) for name in ("tone", "mood")] == heads
+    assert find_head({}, records, "default") == "text-classification"
+    assert read_labels(config, 2) == (["bad", "good"], "single_label_classification")
+    assert read_labels(config, 3, MOOD) == (["a", "b", "c"], "multi_label_classification")
+    assert [read_temperature(config, head) for head in heads] == [1, 1]
+    config = with_temperatures(config, {"text-classification": 1.5, MOOD: 0.5})
+    assert [read_temperature(config, head) for head in heads] == [1.5, 0.5]
+    with pytest.raises(CheckpointError, match=r"no classifier 'x'\. Choose one of tone, mood\."):
+        find_head(config, records, "x")
+    with pytest.raises(CheckpointError, match=r"It has no classifiers\."):
+        find_head({}, ["fill-mask"], "x")
 
 
 def test_labels_and_problem_type_have_the_defaults_of_transformers() -> None:
     names = ["LABEL_0", "LABEL_1"]
-    assert read_labels({}, 2) == Labels(names, "single_label_classification")
-    assert read_labels({}, 1) == Labels(names[:1], "multi_label_classification")
-    assert read_temperature({}, "text-classification") == 1.0
+    assert read_labels({}, 2) == (names, "single_label_classification")
+    assert read_labels({}, 1) == (names[:1], "multi_label_classification")
+    assert read_labels(label_keys(["score"]), 1).problem == "regression"
 
 
 @pytest.mark.parametrize(
@@ -39,14 +70,3 @@ def test_wrong_values_are_rejected(
     with pytest.raises(CheckpointError) as caught:
         read(config, *arguments)
     assert message in str(caught.value)
-
-
-def test_a_classifier_is_found_by_its_name() -> None:
-    heads = ("text-classification", "text-classification/mood", "fill-mask")
-    assert find_head({}, heads, "default") == "text-classification"
-    assert find_head({"albert_default_head": "topic"}, heads, "topic") == "text-classification"
-    assert find_head({}, heads, "mood") == "text-classification/mood"
-    with pytest.raises(CheckpointError, match=r"no classifier 'x'\. Choose one of default, mood\."):
-        find_head({}, heads, "x")
-    with pytest.raises(CheckpointError, match=r"It has no classifiers\."):
-        find_head({}, heads[2:], "x")

@@ -53,9 +53,7 @@ def assert_close_to_scale(
 
 @each_class
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_logits_and_gradients_are_those_of_transformers(
-    config: AlbertConfig, class_name: str
-) -> None:
+def test_logits_and_gradients_equal_transformers(config: AlbertConfig, class_name: str) -> None:
     """In training mode, which gives the gradients, attention on a CPU is two plain products."""
     ours, theirs = our_and_hf_models(config, class_name)
     with torch.no_grad():
@@ -74,11 +72,8 @@ def test_logits_and_gradients_are_those_of_transformers(
 @pytest.mark.parametrize(
     ("sharing", "num_groups", "num_attentions", "num_ffns"),
     [
-        ("all", 1, 1, 1),
-        ("all", 2, 2, 2),
-        ("attention", 2, 2, 4),
-        ("ffn", 2, 4, 2),
-        ("none", 2, 4, 4),
+        *(("all", 1, 1, 1), ("all", 2, 2, 2), ("none", 2, 4, 4)),
+        *(("attention", 2, 2, 4), ("ffn", 2, 4, 2)),
     ],
 )
 def test_layers_share_attention_and_ffn_objects(
@@ -189,22 +184,17 @@ def double_model(config: AlbertConfig) -> AlbertForTasks:
     return our_model(config, ("fill-mask",)).double().train()
 
 
+SHARED = [replace(CONFIGS["groups and inner"], sharing=name) for name in get_args(Sharing)[1:]]
 each_architecture = pytest.mark.parametrize(
     "config",
-    [
-        *CONFIGS.values(),
-        *(
-            replace(CONFIGS["groups and inner"], sharing=sharing)
-            for sharing in get_args(Sharing)[1:]
-        ),
-    ],
+    [*CONFIGS.values(), *SHARED],
     ids=lambda config: f"{config.sharing}-{config.num_groups}-{config.num_inner_layers}",
 )
 
 
 @pytest.mark.process
 @each_architecture
-def test_gradients_of_packed_and_padded_rows_are_those_of_single_sequences(
+def test_gradients_of_packed_and_padded_rows_are_those_of_sequences(
     config: AlbertConfig,
 ) -> None:
     """The model is in training mode, without dropout."""
@@ -230,7 +220,7 @@ def test_gradients_of_packed_and_padded_rows_are_those_of_single_sequences(
 
 @pytest.mark.process
 @each_architecture
-def test_hidden_states_of_selected_positions_are_rows_of_all_hidden_states(
+def test_selected_hidden_states_are_rows_of_all_hidden_states(
     config: AlbertConfig,
 ) -> None:
     """Positions can be in any order and repeat. The gradients are the same, too."""
@@ -248,7 +238,7 @@ def test_hidden_states_of_selected_positions_are_rows_of_all_hidden_states(
 @pytest.mark.process
 @each_sharing
 def test_recomputation_saves_memory_and_changes_no_result(sharing: Sharing) -> None:
-    """Recomputation repeats the same dropout."""
+    """Recomputation repeats the same dropout. Without training, there is no recomputation."""
     config = replace(TINY, sharing=sharing, num_groups=2, hidden_dropout=0.1, attention_dropout=0.1)
     results, num_saved_bytes = [], []
     for recomputes in (False, True):
@@ -263,6 +253,9 @@ def test_recomputation_saves_memory_and_changes_no_result(sharing: Sharing) -> N
     for name, tensor in results[0].items():
         assert torch.equal(results[1][name], tensor), name
     assert num_saved_bytes[1] < num_saved_bytes[0] / 3
+    with saved_tensor_sizes() as sizes:
+        model.eval()(packed_rows()[0])
+    assert sum(sizes.values()) > 2 * num_saved_bytes[1]
 
 
 @contextmanager

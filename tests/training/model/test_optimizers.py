@@ -27,7 +27,6 @@ from training.optim.muon import Muon
 from training.optim.optimizers import (
     OptimizerError,
     OptimizerName,
-    Optimizers,
     OptimizerSettings,
     Schedule,
     build_optimizers,
@@ -151,9 +150,7 @@ def tf_learning_rate(step: int, init_lr: float, num_train_steps: int, num_warmup
 
 @settings(deadline=None)
 @given(st.integers(1, 200_000), st.data())
-def test_the_linear_schedule_is_that_of_the_original_code(
-    num_steps: int, data: st.DataObject
-) -> None:
+def test_the_linear_schedule_is_that_of_the_original(num_steps: int, data: st.DataObject) -> None:
     num_warmup = data.draw(st.integers(0, num_steps))
     near = st.integers(max(0, num_warmup - 1), min(num_steps, num_warmup + 1))
     step = data.draw(st.integers(0, num_steps) | near)
@@ -178,22 +175,17 @@ def test_the_wsd_schedule_warms_up_stays_constant_and_decays() -> None:
         Schedule(warmup=0.5, decay=0.51)
 
 
-def peak_rates(optimizers: Optimizers) -> dict[int, float]:
-    """Return the rate of each parameter by its `id`, after checking that no parameter has two."""
-    groups = [group for part in optimizers.parts for group in part.param_groups]
-    rates = [(id(p), group["peak_lr"]) for group in groups for p in group["params"]]
-    assert len(rates) == len(dict(rates))
-    return dict(rates)
-
-
 @pytest.mark.parametrize("optimizer", NAMES)
 def test_layer_matrices_pooled_heads_and_other_parameters_have_separate_rates(
     model: AlbertForTasks, optimizer: OptimizerName
 ) -> None:
-    optimizer_settings = OptimizerSettings(
-        optimizer=optimizer, lr=2.0, adamw_lr=1.0, pooled_factor=0.25
-    )
-    rates = peak_rates(build_optimizers(model, optimizer_settings))
+    """No parameter has two rates."""
+    options = OptimizerSettings(optimizer=optimizer, lr=2.0, adamw_lr=1.0, pooled_factor=0.25)
+    parts = build_optimizers(model, options).parts
+    groups = [group for part in parts for group in part.param_groups]
+    pairs = [(id(p), group["peak_lr"]) for group in groups for p in group["params"]]
+    rates = dict(pairs)
+    assert len(rates) == len(pairs)
     other_rate = 1.0 if optimizer == "muon" else 2.0
     for name, parameter in model.named_parameters():
         if name.startswith("albert.encoder") and parameter.ndim == 2:
@@ -210,7 +202,7 @@ def set_gradients(model: nn.Module, step: int) -> None:
         p.grad = torch.randn(p.shape, generator=generator)
 
 
-def test_adamw_steps_as_plain_adamw_without_decay_of_norms_and_biases(
+def test_adamw_steps_as_plain_adamw_without_decay_of_norms_or_biases(
     model: AlbertForTasks,
 ) -> None:
     """The rate is a third of the peak rate."""
@@ -290,10 +282,8 @@ def test_muon_steps_as_muon_of_torch(
     In fp32, it differs by more, because torch's Muon computes in bf16 and its rounding adds up.
     """
     pretend_bf16(monkeypatch, has_bf16)
-    initial, our_matrices, torch_matrices = make_matrices(), make_matrices(), make_matrices()
+    initial, our_matrices, theirs = make_matrices(), make_matrices(), make_matrices()
     train(Muon(our_matrices, lr=0.02, weight_decay=0.3))
-    train(
-        torch.optim.Muon(torch_matrices, lr=0.02, weight_decay=0.3, adjust_lr_fn="match_rms_adamw")
-    )
-    for start, ours, expected in zip(initial, our_matrices, torch_matrices, strict=True):
+    train(torch.optim.Muon(theirs, lr=0.02, weight_decay=0.3, adjust_lr_fn="match_rms_adamw"))
+    for start, ours, expected in zip(initial, our_matrices, theirs, strict=True):
         assert (ours - expected).norm() < rounding * (expected - start).norm(), ours.shape
