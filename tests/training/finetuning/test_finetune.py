@@ -26,7 +26,7 @@ from tests.training.support import (
     write,
 )
 from training.commands.finetune import main
-from training.model.checkpoint import load_checkpoint, read_config, read_shapes, read_weights
+from training.model.checkpoint import load_checkpoint, read_config, read_weights
 
 Capture = pytest.CaptureFixture[str]
 run = partial(run_command, main)
@@ -36,12 +36,8 @@ PROGRAM = "training.commands.finetune"
 
 def test_all_tasks_are_in_one_checkpoint(finetuned_run: Path, pretrained_run: Path) -> None:
     model = load_checkpoint(finetuned_run / "checkpoint")
-    assert model.tasks == {
-        "fill-mask": 800,
-        "sentence-order": 2,
-        "text-classification": 2,
-        "question-answering": 2,
-    }
+    others = ("sentence-order", "text-classification", "question-answering")
+    assert model.tasks == {"fill-mask": 800, **dict.fromkeys(others, 2)}
     config = read_config(finetuned_run / "checkpoint")
     assert config["id2label"] == {"0": "negative", "1": "positive"}
     assert len(config["architectures"]) == 3
@@ -114,9 +110,6 @@ def test_both_classifiers_learn_their_own_labels(heads_run: HeadsRun, tmp_path: 
     assert list(hf["id2label"].values()) == ["glad", "sad"]
     assert list(hf["albert_heads"]) == ["thing"]
     assert hf["albert_heads"]["thing"]["id2label"] == {"0": "city", "1": "game", "2": "music"}
-    shapes = read_shapes(checkpoint)
-    assert shapes["classifier.weight"] == (2, 32)
-    assert shapes["heads.thing.classifier.weight"] == (3, 32)
     for head, record in (("", hf), ("/thing", hf["albert_heads"]["thing"])):
         by_step = read_validations(heads_run.folder, f"text-classification{head}", "temperature")
         temperature = by_step[best_step(heads_run.folder)]
@@ -125,9 +118,8 @@ def test_both_classifiers_learn_their_own_labels(heads_run: HeadsRun, tmp_path: 
     data = ["--text-classification", str(heads_run.moods), "--head", "thing"]
     data += ["--text-classification", str(heads_run.things)]
     data += ["--text-column", "words", "--label-column", "about"]
-    metrics = evaluate_checkpoint(
-        checkpoint, *data, "--predictions", str(tmp_path / "predictions.tsv")
-    )
+    data += ["--predictions", str(tmp_path / "predictions.tsv")]
+    metrics = evaluate_checkpoint(checkpoint, *data)
     for suffix, name, labelled in (("", "", rows("mood")), ("-thing", "/thing", rows("thing"))):
         lines = (tmp_path / f"predictions{suffix}.tsv").read_text().splitlines()[1:]
         pairs = zip(lines, labelled, strict=True)

@@ -35,9 +35,7 @@ run = partial(run_command, main)
 PAIRS = ("the game was good", "a city was great", "his music died", "her work was lost")
 
 
-def check_evaluation(
-    folder: Path, task: Task, names: Sequence[str], *options: str
-) -> dict[str, Any]:
+def check_metrics(folder: Path, task: Task, names: Sequence[str], *options: str) -> dict[str, Any]:
     """Check that the best checkpoint has the metrics of its validation, and return them.
 
     The first metric selects the best checkpoint.
@@ -65,7 +63,7 @@ def test_evaluate_confirms_the_best_validation_of_a_glue_task(
     assert list(read_validations(folder, "text-classification", "loss")) == [0, 2, 4, 6]
     (data / "test.tsv").write_text("index\tsentence\n0\tthe game was good\n1\t\n2\tgood\n")
     options += ["--predictions", str(data / "CoLA.tsv")]
-    check_evaluation(folder, "text-classification", ["matthews_correlation", "loss"], *options)
+    check_metrics(folder, "text-classification", ["matthews_correlation", "loss"], *options)
     config = read_config(folder / "best")
     assert list(config["id2label"].values()) == ["unacceptable", "acceptable"]
     # Predictions are for the test file, including its empty text.
@@ -83,7 +81,7 @@ def test_evaluate_confirms_the_best_validation_of_multiple_choice(
     assert run([*short_finetune_options, *options], folder) == 0
     assert list(read_validations(folder, "multiple-choice", "loss")) == [2, 4, 6]
     data = ("--task", "race", "--data", str(RACE))
-    metrics = check_evaluation(folder, "multiple-choice", ["accuracy", "loss"], *data)
+    metrics = check_metrics(folder, "multiple-choice", ["accuracy", "loss"], *data)
     assert metrics["multiple_choice_task"] == "RACE"
     config = read_config(folder / "best")
     assert "AlbertForMultipleChoice" in config["architectures"]
@@ -97,7 +95,7 @@ def test_evaluate_confirms_the_best_validation_of_question_answering(
     options = [*short_finetune_options, *data, "--validation", str(SQUAD), "--validate-every", "2"]
     assert run(options, tmp_path / "f1") == 0
     assert list(read_validations(tmp_path / "f1", "question-answering", "f1")) == [2, 4, 6]
-    check_evaluation(tmp_path / "f1", "question-answering", ["f1"], *data)
+    check_metrics(tmp_path / "f1", "question-answering", ["f1"], *data)
     # The loss is of windows, not of the service's answers.
     assert run([*options, "--metric", "loss"], tmp_path / "loss") == 0
     losses = read_validations(tmp_path / "loss", "question-answering", "loss")
@@ -123,6 +121,7 @@ def test_a_run_learns_several_labels_per_text_and_scores(
 ) -> None:
     """The score of a text is 10 if it is only glad, -10 if it is only sad, otherwise 0."""
     moods, scores, folder = tmp_path / "moods", tmp_path / "scores.csv", tmp_path / "run"
+    multi_label = "multi_label_classification"
     lines = [json.dumps({"text": text, "label": labels}) for text, labels in rows()]
     for name in ("train.jsonl", "dev.jsonl"):
         write(moods / name, "\n".join(lines))
@@ -130,27 +129,19 @@ def test_a_run_learns_several_labels_per_text_and_scores(
     scores.write_text("\n".join(["text,label", *lines]))
     data = ["--text-classification", str(moods)]
     head = ["--head", "score", "--text-classification", str(scores)]
-    options = [
-        *short_finetune_options,
-        *data,
-        "--problem-type",
-        "multi_label_classification",
-        *head,
-    ]
+    options = [*short_finetune_options, *data, "--problem-type", multi_label, *head]
     options += ["--problem-type", "regression", "--labels", "gladness", "--validation", str(scores)]
     options += ["--batch-size", "16", "--steps", "80", "--lr", "5e-3", "--validate-every", "40"]
     assert run(options, folder) == 0
     assert f"Validation uses {moods / 'dev.jsonl'}.\n" in capsys.readouterr().out
     config = read_config(folder / "best")
-    assert config["problem_type"] == "multi_label_classification"
+    assert config["problem_type"] == multi_label
     assert config["id2label"] == {"0": "glad", "1": "sad"}
     assert config["albert_heads"]["score"]["problem_type"] == "regression"
     assert config["albert_heads"]["score"]["id2label"] == {"0": "gladness"}
-    metrics = evaluate_checkpoint(folder / "best", *data, *head)
+    metrics, step = evaluate_checkpoint(folder / "best", *data, *head), best_step(folder)
     for suffix, metric in (("", "micro_f1"), ("/score", "pearson")):
-        measured = read_validations(folder, f"text-classification{suffix}", metric)[
-            best_step(folder)
-        ]
+        measured = read_validations(folder, f"text-classification{suffix}", metric)[step]
         assert metrics[f"text_classification{suffix}_{metric}"] == pytest.approx(measured, abs=1e-3)
         assert measured > 0.6
     loss = metrics["text_classification/score_loss"]
@@ -205,16 +196,14 @@ def test_a_run_learns_entities_and_f1_selects_the_best_checkpoint(
     assert list(f1) == [20, 40, 60]
     assert f1[best_step(tmp_path / "run")] > 0.9
     data = ("--token-classification", str(tagged), "--device", "cpu")
-    metrics = check_evaluation(tmp_path / "run", "token-classification", ["f1"], *data)
+    metrics = check_metrics(tmp_path / "run", "token-classification", ["f1"], *data)
     assert metrics["token_classification_f1"] > 0.9
     assert metrics["token_classification_classes"]["LOC"]["entities"] == 64
     model = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "run/best")
     assert list(model.config.id2label.values()) == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
 
 
-def test_evaluation_has_the_metrics_of_seqeval_for_the_words_of_a_file(
-    options: list[str], tmp_path: Path
-) -> None:
+def test_evaluation_of_words_has_the_metrics_of_seqeval(options: list[str], tmp_path: Path) -> None:
     """The label of a word's first piece counts, as in `transformers`, despite inner punctuation."""
     seqeval = pytest.importorskip("seqeval.metrics")
     assert run([*options, "--steps", "12"], tmp_path / "run") == 0

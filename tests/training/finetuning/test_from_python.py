@@ -39,22 +39,11 @@ def configure(pretrained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("ALBERT_SERVE_CACHE", str(tmp_path / "cache"))
 
     def configure(data: Any, **changes: Any) -> FinetuneConfig:
-        values: dict[str, Any] = {
-            "text_classification": data,
-            "text_column": "review",
-            "label_column": ("mood",),
-            "initialize_from": str(pretrained_run / "checkpoint"),
-            "output": tmp_path / "run",
-            "length": 32,
-            "batch_size": (10,),
-            "steps": 40,
-            "lr": 5e-3,
-            "adamw_lr": 1e-2,
-            "precision": "fp32",
-            "device": "cpu",
-            **changes,
-        }
-        return FinetuneConfig(**values)
+        values = {"text_classification": data, "text_column": "review", "label_column": ("mood",)}
+        values |= {"initialize_from": str(pretrained_run / "checkpoint"), "device": "cpu"}
+        values |= {"length": 32, "batch_size": (10,), "steps": 40, "lr": 5e-3, "adamw_lr": 1e-2}
+        values |= {"output": tmp_path / "run", "precision": "fp32"}
+        return FinetuneConfig(**{**values, **changes})
 
     return configure
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.training.support import SQUAD, SQUAD_V2, TINY
+from tests.training.support import SQUAD, SQUAD_V2, TINY, write
 from training.commands.finetune import ClassifierConfig, FinetuneConfig
 from training.data.batch import TokenisedExample
 from training.data.streams import ExampleStream
@@ -19,7 +21,7 @@ from training.finetuning.plan import Plan, plan_of
 from training.finetuning.recipes import PAPER, hyperparameters_of
 from training.finetuning.record import export_command, record_of
 from training.loop.distributed import join_world
-from training.loop.validation import HEADS_MEAN, Validation
+from training.loop.validation import Validation
 from training.model.heads import Task
 from training.tasks.base import TrainingTask
 from training.tasks.classification.loss import Classification
@@ -112,22 +114,13 @@ def test_a_run_resumes_if_the_options_that_change_its_weights_are_the_same(tmp_p
         return record_of(config, hyperparameters_of(config, tmp_path))
 
     original = record()
-    assert original == record(
-        output="other",
-        threads=3,
-        save_every=9.0,
-        report_every=1,
-        keep=9,
-        micro_batch_size=2,
-        validation=[SQUAD_V2],
-        validate_every=7,
-        metric="exact_match",
-        precision="bf16",
-    )
+    assert original["lr"] == "0.0002"
+    machine = {"threads": 3, "precision": "bf16", "micro_batch_size": 2, "output": "other"}
+    reports = {"save_every": 9.0, "report_every": 1, "keep": 9, "validate_every": 7}
+    validation = {"validation": [SQUAD_V2], "metric": "exact_match"}
+    assert record(**machine, **reports, **validation) == original
     changes: list[dict[str, Any]] = [
-        {"steps": 8},
-        {"lr": 1e-3},
-        {"truncation": False},
+        *({"steps": 8}, {"lr": 1e-3}, {"truncation": False}),
         {"question_answering": [SQUAD, SQUAD_V2]},
         {"heads": (make_head("a"),)},
         {"heads": (make_head("a", labels=["b"]),)},
@@ -135,24 +128,23 @@ def test_a_run_resumes_if_the_options_that_change_its_weights_are_the_same(tmp_p
     records = [original, *(record(**change) for change in changes)]
     assert all(record not in records[:index] for index, record in enumerate(records))
     assert record(length=128) == {**original, "question_length": "128"}
+    # Above a hidden size of 384, the default learning rate decreases in proportion.
+    (tmp_path / "config.json").write_text(json.dumps(replace(TINY, hidden_size=768).to_hf()))
+    assert record() == {**original, "lr": "0.0001"}
 
 
 TEXTS: dict[str, Any] = {"text_classification": "a.csv", "validation": ["b.csv", "c d.csv"]}
+COLUMNS: dict[str, Any] = {"text_column": "x", "label_column": ["y", "z"]}
+DATA = "--text-classification b.csv 'c d.csv'"
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (
-            {**TEXTS, "text_column": "x", "label_column": ["y", "z"]},
-            "--text-classification b.csv 'c d.csv' --text-column x --label-column y z",
-        ),
+        ({**TEXTS, **COLUMNS}, f"{DATA} --text-column x --label-column y z"),
         ({"text_classification": "a.csv"}, None),
         ({"question_answering": "a.json", "validation": "b.json"}, "--question-answering b.json"),
-        (
-            {**TEXTS, "heads": (make_head("m", **TEXTS),)},
-            "--text-classification b.csv 'c d.csv' --head m --text-classification b.csv 'c d.csv'",
-        ),
+        ({**TEXTS, "heads": (make_head("m", **TEXTS),)}, f"{DATA} --head m {DATA}"),
     ],
 )
 def test_the_printed_export_command_measures_on_the_validation_files(
@@ -166,14 +158,19 @@ def test_the_printed_export_command_measures_on_the_validation_files(
     assert export_command(make_config(**values)) == (words and f"{command} {words}")
 
 
+def stream_of(name: str, targets: Sequence[int]) -> ExampleStream[TokenisedExample]:
+    """Return a stream of one example per step."""
+    examples = [TokenisedExample(ids=[2, 3], types=[0, 0], target=label) for label in targets]
+    return ExampleStream(task=name, examples=examples, batch_size=1, row_length=8, seed=0)
+
+
 def make_task(
     num_steps: int, *, name: str = "token-classification", metric: str = "f1"
 ) -> TrainingTask:
     """Return a task with validation whose epoch has this number of steps."""
-    examples = [TokenisedExample(ids=[2, 3], types=[0, 0], target=0)] * num_steps
-    stream = ExampleStream(task=name, examples=examples, batch_size=1, row_length=8, seed=0)
+    streams = [stream_of(name, [0] * num_steps)]
     return TrainingTask(
-        name=name, streams=[stream], losses={}, metric=metric, validation=Validation()
+        name=name, streams=streams, losses={}, metric=metric, validation=Validation()
     )
 
 
@@ -181,18 +178,16 @@ def make_classifier(
     targets: list[int], problem: Any = "single_label_classification"
 ) -> Classification:
     """Return a classifier of two labels without held-out texts."""
-    name = "text-classification"
     metrics = ValidationMetrics(problem=problem, num_labels=2, official=("accuracy",), metric=None)
-    examples = [TokenisedExample(ids=[2, 3], types=[0, 0], target=label) for label in targets]
-    stream = ExampleStream(task=name, examples=examples, batch_size=8, row_length=8, seed=0)
+    stream = stream_of("text-classification", targets)
     return Classification(
-        name=name,
+        name=stream.task,
         streams=[stream],
         losses={},
         head_name=None,
         names=("a", "b"),
         metrics=metrics,
-        examples=examples,
+        examples=stream.examples,
     )
 
 
@@ -217,21 +212,34 @@ def make_plan(*tasks: TrainingTask, **values: Any) -> Plan:
 def test_a_run_ends_after_the_first_of_its_limits(
     steps_per_epoch: int, values: dict[str, Any], expected: int | None
 ) -> None:
+    """Only a run without a limit has patience by default."""
     values.setdefault("validation_split", 0)
     plan = make_plan(make_task(steps_per_epoch), **values)
     assert plan.progress.num_steps == expected
     assert plan.progress.budget_s == values.get("budget")
     assert plan.validate_every == steps_per_epoch
-    assert make_plan(make_task(9), validate_every=2, **values).validate_every == 2
+    assert plan.selection is not None
+    has_limit = not values.keys().isdisjoint(("steps", "epochs", "budget"))
+    assert (plan.selection.metric, plan.selection.patience) == ("f1", None if has_limit else 5)
+    changed = make_plan(make_task(9), validate_every=2, patience=3, **values)
+    assert changed.validate_every == 2
+    assert changed.selection is not None
+    assert changed.selection.patience == 3
 
 
 def test_several_tasks_need_a_limit_and_are_validated_every_500_steps() -> None:
     tasks = [make_task(5), make_task(7, name="question-answering")]
     plan = make_plan(*tasks, steps=3)
     assert (plan.progress.num_steps, plan.validate_every) == (3, 500)
+    assert plan.mixture.weights == [1, 1]
     for limits in ({}, {"epochs": 2.0}, {"epochs": 2.0, "steps": 3}):
         with pytest.raises(RunError, match="epochs is undefined"):
             make_plan(*tasks, **limits)
+    with pytest.raises(RunError, match=r"--weights \[1.0\] is .*token-classification, question-"):
+        make_plan(*tasks, steps=1, weights=1)
+    for metric in ("loss", "mse"):
+        with pytest.raises(RunError, match=f"--metric {metric} does not apply to several"):
+            make_plan(*tasks, make_task(5, metric=metric), steps=1)
 
 
 @pytest.mark.parametrize(
@@ -258,41 +266,15 @@ def test_few_texts_have_contrastive_training_unless_a_limit_is_set(
 
 def test_order_share_moves_weight_from_pretraining_to_pairs() -> None:
     tasks = [make_task(5), make_task(7, name="pretraining")]
-    assert make_plan(*tasks, steps=1).mixture.weights == [1, 1]
     plan = make_plan(*tasks, steps=1, weights=(1, 4), pretraining=["a"], order_share=0.25)
     assert plan.mixture.weights == [1, 3, 1]
-    with pytest.raises(RunError, match=r"--weights \[1.0\] is .*token-classification, pretraining"):
-        make_plan(*tasks, steps=1, weights=1)
-
-
-@pytest.mark.parametrize(
-    ("limits", "patience"),
-    [({}, 5), ({"epochs": 2.0}, None), ({"steps": 9, "patience": 2}, 2)],
-)
-def test_only_runs_without_a_limit_have_patience_by_default(
-    limits: dict[str, Any], patience: int | None
-) -> None:
-    selection = make_plan(make_task(5), **limits).selection
-    assert selection is not None
-    assert (selection.metric, selection.patience) == ("f1", patience)
-
-
-def test_the_mean_of_several_classifiers_selects_the_best() -> None:
-    tasks = [make_task(5), make_task(5, name="text-classification/a", metric="accuracy")]
-    selection = make_plan(*tasks, steps=1).selection
-    assert selection is not None
-    assert selection.metric == HEADS_MEAN
-    for metric in ("loss", "mse"):
-        with pytest.raises(RunError, match=f"--metric {metric} does not apply to several"):
-            make_plan(*tasks, make_task(5, metric=metric), steps=1)
 
 
 def test_the_criterion_of_a_selection_names_the_content_of_its_texts(tmp_path: Path) -> None:
     """The folder does not matter. The fraction of held-out training texts is part of it."""
     files = [tmp_path / name / "dev.tsv" for name in "abc"]
     for file, text in zip(files, ("x", "x", "y"), strict=True):
-        file.parent.mkdir()
-        file.write_text(f"text\tlabel\n{text}\t1\n")
+        write(file, f"text\tlabel\n{text}\t1\n")
 
     def criterion(**values: Any) -> str:
         selection = make_plan(make_task(5), steps=1, **values).selection
