@@ -33,31 +33,24 @@ from training.data.tokenization import Tokenised
 pytestmark = pytest.mark.process
 
 
-def sentences(shards: Shards) -> list[list[list[int]]]:
-    """Return the ids of each sentence of each document."""
-    return [
-        [
-            part.tokens[begin:end].tolist()
-            for begin, end in pairwise(part.sentences[first : last + 1].tolist())
-        ]
-        for part in shards.parts
-        for first, last in pairwise(part.documents.tolist())
-    ]
-
-
 def test_shards_contain_the_tokens_of_the_text(shards: Shards, tokenizer: AlbertTokenizer) -> None:
     expected = [
         [tokenizer.encode_plain(text).ids for text in split_sentences(document)]
         for document in read_documents([WIKI])
     ]
-    assert sentences(shards) == expected
-    assert len(shards.parts) == 1
-    assert shards.parts[0].tokens.dtype == np.uint16
+    (part,) = shards.parts
+    documents = [
+        [
+            part.tokens[begin:end].tolist()
+            for begin, end in pairwise(part.sentences[first : last + 1].tolist())
+        ]
+        for first, last in pairwise(part.documents.tolist())
+    ]
+    assert documents == expected
+    assert part.tokens.dtype == np.uint16
 
 
-def test_special_tokens_in_a_text_are_ordinary_characters(
-    tokenizer_file: Path, tmp_path: Path
-) -> None:
+def test_special_tokens_in_texts_are_plain_characters(tokenizer_file: Path, tmp_path: Path) -> None:
     corpus = write(tmp_path / "corpus.txt", "The [SEP] of a [MASK] is [CLS].")
     shards = prepare([corpus], tokenizer_file, tmp_path / "shards")
     assert not {2, 3, 4} & {*shards.parts[0].tokens.tolist()}
@@ -85,9 +78,7 @@ def test_the_number_of_workers_does_not_change_the_shards(
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(1 << 16, np.uint16), ((1 << 16) + 1, np.int32)])
-def test_ids_have_two_bytes_up_to_65536_pieces(
-    tmp_path: Path, vocab_size: int, dtype: type
-) -> None:
+def test_ids_have_2_bytes_up_to_65536_pieces(tmp_path: Path, vocab_size: int, dtype: type) -> None:
     manifest = CorpusManifest(tokenizer_sha256="", fingerprint="")
     writer = ShardWriter(tmp_path, manifest, part_bytes=1 << 20, vocab_size=vocab_size)
     ids = np.array([5, vocab_size - 1], np.int32)
@@ -97,9 +88,7 @@ def test_ids_have_two_bytes_up_to_65536_pieces(
     assert part.tokens.tolist() == ids.tolist()
 
 
-def test_the_same_corpus_is_tokenised_once_and_another_is_rejected(
-    tokenizer_file: Path, tmp_path: Path
-) -> None:
+def test_a_folder_takes_only_its_corpus_and_tokenizer(tokenizer_file: Path, tmp_path: Path) -> None:
     """The names, sizes, and first and last MiB of files count, and the column and size of parts."""
     corpus, folder, gap = tmp_path / "corpus.txt", tmp_path / "shards", " " * ((1 << 20) - 7)
     text = f"One.\n {gap}\nTwo.\nThree.\n{gap}\nFour."  # 1 MiB before Two and after Three
@@ -118,20 +107,12 @@ def test_the_same_corpus_is_tokenised_once_and_another_is_rejected(
         corpus.with_name(name).write_text(content)
         with pytest.raises(ShardError, match=f"{folder} contains another corpus"):
             prepare([corpus.with_name(name)], tokenizer_file, folder, **options)
-    moved = tmp_path / "elsewhere" / "corpus.txt"
-    moved.parent.mkdir()
-    moved.write_text(text.replace("Two.\nThree.", "Six.\nSeven."))
+    moved = write(tmp_path / "elsewhere/corpus.txt", text.replace("Two.\nThree.", "Six.\nSeven."))
     prepare([moved], tokenizer_file, folder)
     assert file_contents(folder) == before
-
-
-def test_shards_of_another_tokenizer_are_rejected(tokenizer_file: Path, tmp_path: Path) -> None:
-    corpus, folder, copy = (tmp_path / name for name in ("a.txt", "shards", "tokenizer.json"))
-    corpus.write_text("One sentence.")
-    prepare([corpus], tokenizer_file, folder)
-    copy.write_bytes(tokenizer_file.read_bytes())
+    copy = write(tmp_path / "tokenizer.json", tokenizer_file.read_bytes())
     Shards.open(folder, copy)
-    copy.write_bytes(tokenizer_file.read_bytes() + b"\n")
+    write(copy, tokenizer_file.read_bytes() + b"\n")
     with pytest.raises(ShardError, match=f"{folder} was prepared with another .* than {copy}"):
         Shards.open(folder, copy)
 
@@ -164,6 +145,18 @@ def test_preparation_killed_before_any_file_change_resumes_to_the_same_shards(
     assert number > 2 * 6
 
 
+def check_resumes(corpus: Path, tokenizer_file: Path, folder: Path, part_bytes: int) -> None:
+    """Check that preparation resumes to the same shards, and does not repeat the first part."""
+    with pytest.raises(ShardError, match=r"is incomplete\. Repeat the command"):
+        Shards.open(folder)
+    first_part, expected = folder / "part-00000" / "tokens.npy", folder.with_name("expected")
+    modification_time = first_part.stat().st_mtime_ns
+    for target in (folder, expected):
+        prepare([corpus], tokenizer_file, target, part_bytes=part_bytes)
+    assert first_part.stat().st_mtime_ns == modification_time
+    assert file_contents(folder) == file_contents(expected)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_preparation_stopped_while_its_workers_run_resumes(
     tokenizer_file: Path, tmp_path: Path, number: signal.Signals
@@ -181,35 +174,18 @@ def test_preparation_stopped_while_its_workers_run_resumes(
     ended = started.wait()
     if number is signal.SIGINT:
         assert (ended.status, ended.err) == (130, "\nStopped. Repeat the command to resume.\n")
-    with pytest.raises(ShardError, match=r"is incomplete\. Repeat the command"):
-        Shards.open(folder)
-    first_part = folder / "part-00000" / "tokens.npy"
-    modification_time = first_part.stat().st_mtime_ns
-    prepare([corpus], tokenizer_file, folder, part_bytes=SMALL_PART)
-    prepare([corpus], tokenizer_file, tmp_path / "expected", part_bytes=SMALL_PART)
-    assert file_contents(folder) == file_contents(tmp_path / "expected")
-    assert first_part.stat().st_mtime_ns == modification_time
+    check_resumes(corpus, tokenizer_file, folder, SMALL_PART)
 
 
-def test_complete_parts_remain_after_the_disk_was_full(
-    tmp_path: Path, tokenizer_file: Path
-) -> None:
-    corpus, folder, expected = tmp_path / "a.txt", tmp_path / "shards", tmp_path / "expected"
-    corpus.write_text("It rained. " * 20 + "\n\n" + "It snowed. " * 5000)
-    arguments = [corpus], tokenizer_file
+def test_complete_parts_remain_after_a_full_disk(tmp_path: Path, tokenizer_file: Path) -> None:
+    folder = tmp_path / "shards"
+    corpus = write(tmp_path / "a.txt", "It rained. " * 20 + "\n\n" + "It snowed. " * 5000)
     message = rf"{folder} cannot be written: .*\. 1 complete parts are saved\. Fix the problem"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     try:
         with pytest.raises(ShardError, match=message):
-            prepare(*arguments, folder, part_bytes=600)
+            prepare([corpus], tokenizer_file, folder, part_bytes=600)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    with pytest.raises(ShardError, match="is incomplete"):
-        Shards.open(folder)
-    first_part = folder / "part-00000" / "tokens.npy"
-    modification_time = first_part.stat().st_mtime_ns
-    prepare(*arguments, folder, part_bytes=600)
-    assert first_part.stat().st_mtime_ns == modification_time
-    prepare(*arguments, expected, part_bytes=600)
-    assert file_contents(folder) == file_contents(expected)
+    check_resumes(corpus, tokenizer_file, folder, 600)

@@ -16,7 +16,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from albert_serve.tokenizer import SPECIAL_TOKENS, AlbertTokenizer
-from tests.training.support import WIKI
+from tests.training.support import WIKI, write
 from tests.training.vocabulary.oracle import preprocess_text
 from training.commands.vocab import main
 from training.data.corpus import read_documents
@@ -43,18 +43,8 @@ LANGUAGES: Final = {
     "vietnamese": "Hôm nay thời tiết rất đẹp. Chúng tôi đi dạo ở Việt Nam",
 }
 UNUSUAL: Final = (
-    "(",
-    "-",
-    "``",
-    "\u3000",
-    "\x1c",
-    "\u200b",
-    "\u0301",
-    "①",
-    "Ａ",
-    "ｶﾞ",
-    "ﬁ",
-    "\ufe0f",
+    *("(", "-", "``", "\u3000", "\x1c", "\u200b"),
+    *("\u0301", "①", "Ａ", "ｶﾞ", "ﬁ", "\ufe0f"),
 )
 
 
@@ -68,9 +58,8 @@ class Model:
 
     @property
     def sentence(self) -> str:
-        return preprocess_text(
-            LANGUAGES[self.language], lower=self.folds, keep_accents=not self.folds
-        )
+        text = LANGUAGES[self.language]
+        return preprocess_text(text, lower=self.folds, keep_accents=not self.folds)
 
     def train(self, file: Path) -> Path:
         options = dict(self.options)
@@ -95,11 +84,9 @@ class Model:
 
 def train(sentence: str, **options: Any) -> bytes:
     model = io.BytesIO()
+    ids = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1}
     defaults: dict[str, Any] = {
-        "pad_id": 0,
-        "unk_id": 1,
-        "bos_id": -1,
-        "eos_id": -1,
+        **ids,
         "control_symbols": list(SPECIAL_TOKENS[2:]),
         "user_defined_symbols": ["(", ")", '"', "-", "."],
         "normalization_rule_name": "nmt_nfkc",
@@ -216,8 +203,8 @@ def test_a_corpus_that_does_not_fit_the_vocabulary_is_rejected(tmp_path: Path) -
 def test_the_vocabulary_size_is_raised_to_what_the_characters_need(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    corpus = tmp_path / "hindi.txt"
-    corpus.write_text("यह मेरा घर है। वह काम करता है। दिन लंबा था। दीन आदमी सो गया।")
+    text = "यह मेरा घर है। वह काम करता है। दिन लंबा था। दीन आदमी सो गया।"
+    corpus = write(tmp_path / "hindi.txt", text)
     options = ["--corpus", str(corpus), "--vocab-size", "20", "--output", str(tmp_path / "vocab")]
     assert main(options) == 0
     output = capsys.readouterr()

@@ -29,7 +29,6 @@ PIECES = [
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # Vocabularies of BERT have unused pieces between the special tokens.
 WITH_UNUSED = ["[PAD]", *(f"[unused{index}]" for index in range(1, 20)), *SPECIAL[1:], *PIECES]
-TEXT = "今天天气很好。"
 
 
 def write_vocabulary(folder: Path, pieces: list[str], **config: Any) -> None:
@@ -89,20 +88,13 @@ def test_settings_are_read_from_tokenizer_config_json(tmp_path: Path) -> None:
         read_settings(tmp_path)
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint with random weights and only a `vocab.txt`."""
-    folder, size = tmp_path / "checkpoint", len(WITH_UNUSED)
+def test_a_checkpoint_with_vocab_txt_is_exported_and_served(tmp_path: Path) -> None:
+    """The checkpoint has random weights. The `tokenizer.json` of `transformers` is read, too."""
+    checkpoint, size = tmp_path / "checkpoint", len(WITH_UNUSED)
     cls_id, sep_id = (WITH_UNUSED.index(token) for token in ("[CLS]", "[SEP]"))
     config = replace(TINY, vocab_size=size, max_positions=64, cls_id=cls_id, sep_id=sep_id)
-    save_checkpoint(AlbertForTasks(config, {"fill-mask": size}), folder)
-    write_vocabulary(folder, WITH_UNUSED)
-    return folder
-
-
-def test_a_checkpoint_with_vocab_txt_is_exported_and_served(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+    save_checkpoint(AlbertForTasks(config, {"fill-mask": size}), checkpoint)
+    write_vocabulary(checkpoint, WITH_UNUSED)
     export_bundle(checkpoint, tmp_path / "bundle")
     hf_tokenizer = transformers.BertTokenizer.from_pretrained(checkpoint)
     model = transformers.AutoModelForMaskedLM.from_pretrained(checkpoint)
@@ -113,13 +105,10 @@ def test_a_checkpoint_with_vocab_txt_is_exported_and_served(
     for answer, expected in zip(answers, pipeline("今天[MASK]很好"), strict=True):
         assert answer.score == pytest.approx(expected.pop("score"), abs=1e-5)
         assert {name: getattr(answer, name) for name in expected} == expected
-
-
-def test_the_tokenizer_json_of_transformers_is_read(checkpoint: Path) -> None:
-    hf_tokenizer = transformers.BertTokenizer.from_pretrained(checkpoint)
     hf_tokenizer.save_pretrained(checkpoint)
     (checkpoint / "vocab.txt").unlink(missing_ok=True)
     with open_checkpoint(checkpoint) as opened:
         tokenizer = AlbertTokenizer.from_file(opened.folder / "tokenizer.json")
-    assert tokenizer.encode(TEXT).ids == hf_tokenizer(TEXT)["input_ids"]
+    text = "今天天气很好。"
+    assert tokenizer.encode(text).ids == hf_tokenizer(text)["input_ids"]
     assert (tokenizer.cls_id, tokenizer.pad_id) == (WITH_UNUSED.index("[CLS]"), 0)
