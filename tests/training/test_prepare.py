@@ -50,7 +50,9 @@ def test_shards_contain_the_tokens_of_the_text(shards: Shards, tokenizer: Albert
     assert part.tokens.dtype == np.uint16
 
 
-def test_special_tokens_in_texts_are_plain_characters(tokenizer_file: Path, tmp_path: Path) -> None:
+def test_special_tokens_in_a_text_are_ordinary_characters(
+    tokenizer_file: Path, tmp_path: Path
+) -> None:
     corpus = write(tmp_path / "corpus.txt", "The [SEP] of a [MASK] is [CLS].")
     shards = prepare([corpus], tokenizer_file, tmp_path / "shards")
     assert not {2, 3, 4} & {*shards.parts[0].tokens.tolist()}

@@ -130,7 +130,9 @@ def test_the_checkpoint_loads_in_transformers_and_records_its_stage(pretrained_r
     assert str(REPOSITORY) not in json.dumps(stage)
 
 
-def test_a_run_learns_order_and_masked_tokens(pretrain_options: list[str], tmp_path: Path) -> None:
+def test_a_run_learns_sentence_order_next_to_masked_tokens(
+    pretrain_options: list[str], tmp_path: Path
+) -> None:
     """Half of the steps train pairs. The sentences of the corpus always have the same order."""
     share = ("--order-share", "0.5", "--order-length", "64", "--order-batch-size", "8")
     assert run(pretrain_options, tmp_path, *share, "--steps", "160") == 0

@@ -154,11 +154,14 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "training state": (partial(write_pickle, STATE), "Save only the state_dict"),
     "integer weight": (partial(write_pickle, INTEGERS), ".bin: x is torch.int64, not floating"),
     "untied decoder": (partial(write_pickle, UNTIED), "differs from the word embeddings"),
-    "truncated weights": (lambda f: os.truncate(f / "model.safetensors", 5000), "its header desc"),
+    "truncated weights": (
+        lambda f: os.truncate(f / "model.safetensors", 5000),
+        "its header describes",
+    ),
     "index of another folder": (partial(write_index, "/etc/passwd"), "'/etc/passwd', which is not"),
     "missing weight": (partial(write_index, FIRST_SHARD), "but none of its files contains it"),
     "missing shard": (partial(write_index, "pytorch_model-3.bin"), "model-3.bin does not exist"),
-    "damaged index": (partial(write_file, INDEX_FILE, "[]"), "is not an index of weights: TypeE"),
+    "damaged index": (partial(write_file, INDEX_FILE, "[]"), "is not an index of weights"),
     "config of another kind": (partial(write_file, "config.json", "[]"), "is not a JSON object"),
     "Git LFS": (partial(write_file, "tokenizer.json", LFS), "not the file. Run git lfs pull"),
     "login page": (partial(write_file, "tokenizer.json", PAGE), "is a web page, such as the Hub's"),
@@ -320,7 +323,9 @@ def test_a_run_starts_from_an_old_checkpoint_and_keeps_its_files(
 
 
 @torch.no_grad()
-def test_conversion_copies_what_transformers_cannot_share(tmp_path: Path, vocab_dir: Path) -> None:
+def test_conversion_copies_weights_that_transformers_cannot_share(
+    tmp_path: Path, vocab_dir: Path
+) -> None:
     tasks = ("fill-mask", "sentence-order", "text-classification")
     model = our_model(replace(TINY, sharing="attention"), tasks)
     names = {"id2label": {"0": "bad", "1": "fair", "2": "good"}}

@@ -137,7 +137,9 @@ def metrics_by_hand(
     return float(np.mean(losses)), float(np.mean(is_right)), len(losses)
 
 
-def test_the_best_null_threshold_gives_the_best_metrics(checkpoint: Path, tmp_path: Path) -> None:
+def test_the_best_no_answer_threshold_gives_the_best_metrics(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     """The files of predictions contain the scored answers.
 
     The best threshold is not written if it leaves every question without an answer.

@@ -190,7 +190,9 @@ def test_a_stored_classifier_is_used_if_its_labels_have_the_same_names(
 
 
 @pytest.mark.parametrize("task", ["multiple-choice", "token-classification"])
-def test_another_task_replaces_all_classifiers(tmp_path: Path, capsys: Capture, task: Task) -> None:
+def test_a_head_of_another_task_replaces_all_text_classifiers(
+    tmp_path: Path, capsys: Capture, task: Task
+) -> None:
     folder, keys = tmp_path / "both", {NAMED_HEAD: label_keys(["a", "b"])}
     save_checkpoint(load_start(save_and_open(tmp_path), [NAMED_HEAD], keys), folder)
     start = Start.open(folder, FinetuneConfig(output=folder, length=16))

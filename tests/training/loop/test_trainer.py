@@ -96,7 +96,9 @@ def test_only_one_command_at_a_time_can_train_a_run(tmp_path: Path) -> None:
     assert train(tmp_path, Stub(before={2: train_again})).status == 0
 
 
-def test_masked_steps_do_not_change_the_order_head(tiny_options: list[str], tmp_path: Path) -> None:
+def test_steps_on_masked_tokens_leave_the_sentence_order_head_unchanged(
+    tiny_options: list[str], tmp_path: Path
+) -> None:
     """Neither weight decay nor the optimizer's moments of earlier steps on pairs change it."""
     options = [*tiny_options, *SAVE_OFTEN, "--keep", "9", "--order-share", "0.5"]
     assert run_in_process(options, tmp_path / "run", "--order-sentences", "1").status == 0
@@ -170,7 +172,7 @@ def test_a_signal_ends_the_run_after_the_step(
     check_same(run, tmp_path / "uninterrupted")
 
 
-def test_a_second_signal_after_the_echo_ends_the_process(
+def test_a_second_signal_after_the_echo_time_ends_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A scheduler's signal can arrive twice within `echo_s`: directly, and through torchrun."""
@@ -258,7 +260,9 @@ def tensorboard_events(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_a_resumed_run_replaces_lost_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_replaces_the_lines_of_lost_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are also replaced in TensorBoard. A run that starts over at step 0 replaces all lines.
 
     TensorBoard orders files by the second of their creation, so this clock counts its calls.

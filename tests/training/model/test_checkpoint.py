@@ -42,7 +42,9 @@ GROUPED = replace(TINY, num_groups=2, num_inner_layers=2)
 
 @each_class
 @torch.no_grad()
-def test_transformers_loads_our_checkpoint_and_we_theirs(tmp_path: Path, class_name: str) -> None:
+def test_transformers_loads_our_checkpoint_and_we_load_theirs(
+    tmp_path: Path, class_name: str
+) -> None:
     model = our_model(GROUPED, HF_CLASSES[class_name])
     save_checkpoint(model, tmp_path / "ours")
     config = json.loads((tmp_path / "ours" / "config.json").read_text())

@@ -194,7 +194,7 @@ each_architecture = pytest.mark.parametrize(
 
 @pytest.mark.process
 @each_architecture
-def test_gradients_of_packed_and_padded_rows_are_those_of_sequences(
+def test_gradients_of_packed_and_padded_rows_are_those_of_single_sequences(
     config: AlbertConfig,
 ) -> None:
     """The model is in training mode, without dropout."""

@@ -150,7 +150,9 @@ def tf_learning_rate(step: int, init_lr: float, num_train_steps: int, num_warmup
 
 @settings(deadline=None)
 @given(st.integers(1, 200_000), st.data())
-def test_the_linear_schedule_is_that_of_the_original(num_steps: int, data: st.DataObject) -> None:
+def test_the_linear_schedule_is_that_of_the_original_code(
+    num_steps: int, data: st.DataObject
+) -> None:
     num_warmup = data.draw(st.integers(0, num_steps))
     near = st.integers(max(0, num_warmup - 1), min(num_steps, num_warmup + 1))
     step = data.draw(st.integers(0, num_steps) | near)

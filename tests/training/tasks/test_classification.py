@@ -71,7 +71,9 @@ def test_columns_of_public_data_sets_are_recognised(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["-1", "-", ""])
-def test_unlabelled_rows_are_only_counted(tmp_path: Path, missing: str, capsys: Capture) -> None:
+def test_rows_without_a_label_are_omitted_and_counted(
+    tmp_path: Path, missing: str, capsys: Capture
+) -> None:
     file = write(tmp_path / "a.tsv", f"text\tlabel\na\t0\nb\t{missing}\nc\t1\nd\t{missing}\n")
     examples, names = read_labelled([file])
     assert (names, [example.text for example in examples]) == (["0", "1"], ["a", "c"])
@@ -139,7 +141,9 @@ def test_the_names_of_labels_do_not_depend_on_their_type(tmp_path: Path) -> None
         assert read_labelled([tmp_path / "a.parquet"])[1] == names
 
 
-def test_minus_one_is_missing_if_no_other_score_is_below_0(tmp_path: Path, capsys: Capture) -> None:
+def test_a_score_of_minus_one_is_missing_if_no_other_score_is_negative(
+    tmp_path: Path, capsys: Capture
+) -> None:
     file = write(tmp_path / "a.csv", "text,label\na,3.5\nb,-1\nc,0\nd,-1.0\n")
     examples, _ = read_labelled([file], problem="regression")
     assert [example.label for example in examples] == [3.5, 0.0]
@@ -160,7 +164,9 @@ def test_minus_one_is_missing_if_no_other_score_is_below_0(tmp_path: Path, capsy
     ],
     ids=["many fractions", "few fractions", "many integers", "few integers", "names"],
 )
-def test_many_numbers_need_a_type(tmp_path: Path, labels: list[str], are_rejected: bool) -> None:
+def test_many_numbers_need_a_problem_type(
+    tmp_path: Path, labels: list[str], are_rejected: bool
+) -> None:
     rows = "".join(f"x\t{label}\n" for label in labels)
     files = {"training": [write(tmp_path / "a.tsv", f"text\tlabel\n{rows}")]}
     assert len(read_splits(files).names) == len(labels)

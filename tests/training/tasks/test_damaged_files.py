@@ -79,7 +79,12 @@ def read_label_names(files: Sequence[Path]) -> list[str]:
         (read_tagged, "a.jsonl", ADA | {"text": 3}, "Column text is 3, not a text."),
         (read_tagged, "a.jsonl", ADA | {"entities": [{"start": 0}]}, "is not an entity. It needs"),
         (read_tagged, "a.jsonl", ADA, "from 0 to 4, but the text has 3 characters."),
-        (read_tagged, "a.jsonl", {"tokens": ["Ada"], "tags": []}, "must be lists of the same len"),
+        (
+            read_tagged,
+            "a.jsonl",
+            {"tokens": ["Ada"], "tags": []},
+            "must be lists of the same length",
+        ),
         (read_tagged, "a.jsonl", {"tokens": ["Ada"], "tags": [0]}, "0, but the file names 0"),
         (read_label_names, "a.conll", "Ada O\n", "The texts have no entities"),
         (read_similar, "a.csv", "anchor,positive\na,\n", "line 2: Column positive has no text."),

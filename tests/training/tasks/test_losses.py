@@ -165,7 +165,7 @@ def test_the_loss_of_tags_is_the_cross_entropy_of_tagged_tokens() -> None:
     assert sums.count == 4
 
 
-def test_choices_have_the_loss_and_gradient_of_transformers(
+def test_multiple_choice_has_the_loss_and_gradient_of_transformers(
     tokenizer: AlbertTokenizer,
 ) -> None:
     our, hf = our_and_hf_models(TINY, "AlbertForMultipleChoice")

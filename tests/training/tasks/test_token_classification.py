@@ -127,7 +127,9 @@ def test_broken_tags_and_overlaps_are_reported(tmp_path: Path, capsys: Capture) 
     assert line in capsys.readouterr().out
 
 
-def test_a_first_token_is_tagged_in_one_window(tokenizer: AlbertTokenizer, capsys: Capture) -> None:
+def test_the_first_token_of_a_word_has_its_tag_in_one_window(
+    tokenizer: AlbertTokenizer, capsys: Capture
+) -> None:
     """An entity that splits words consists of the words that start in it."""
     entities = (Entity(1, 9, "PER"), Entity(18, 24, "LOC"), Entity(29, 31, "PER"))
     text = TaggedText(text=f"({TEXT}) " * 9, entities=entities, location="a, line 1")
