@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -121,28 +123,50 @@ def test_a_checkpoint_is_exported_once_and_again_after_it_changes(
         assert albert.fill_mask(TEXT) != expected
 
 
-def test_each_precision_has_its_own_folder_which_only_the_user_or_root_can_change(
-    checkpoint_dir: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that exports ends at once."""
     finished_export = subprocess.CompletedProcess[bytes]([], 0)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: finished_export)
+
+
+@pytest.mark.usefixtures("no_export")
+def test_each_precision_has_its_own_folder_that_others_cannot_change(
+    checkpoint_dir: Path, cache: Path
+) -> None:
     fp32, int8 = find_bundle(checkpoint_dir), find_bundle(checkpoint_dir, "int8")
     assert find_bundle(checkpoint_dir, "fp32") == fp32 != int8
     assert {path.stat().st_mode & 0o777 for path in (cache / "exports").glob("**/")} == {0o755}
 
-    stat, owners = Path.stat, [0]
+
+@pytest.mark.usefixtures("no_export")
+@pytest.mark.parametrize(
+    ("owner", "mode", "is_allowed"),
+    [(0, 0o755, True), (7, 0o755, True), (8, 0o755, False), (7, 0o775, False), (7, 0o757, False)],
+)
+def test_a_cache_that_others_can_change_is_rejected(
+    checkpoint_dir: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: int,
+    mode: int,
+    is_allowed: bool,
+) -> None:
+    """The user is 7. Root, 0, may own the cache too."""
+    (cache / "exports").mkdir(parents=True)
+    (cache / "exports").chmod(mode)
+    real_stat = Path.stat
+
+    def owned_stat(path: Path, **options: bool) -> os.stat_result:
+        status = list(real_stat(path, **options))
+        status[stat.ST_UID] = owner
+        return os.stat_result(status)
+
     monkeypatch.setattr(os, "geteuid", lambda: 7)
-    monkeypatch.setattr(
-        Path, "stat", lambda *path, **_: os.stat_result((*stat(*path)[:4], owners[-1], *[0] * 5))
-    )
-    for owner in (0, 7):
-        owners.append(owner)
-        assert find_bundle(checkpoint_dir) == fp32
-    for owner, mode in ((1, 0o755), (7, 0o775), (7, 0o757)):
-        owners.append(owner)
-        (cache / "exports").chmod(mode)
-        with pytest.raises(ConfigError, match=r"Other users can write to .*/exports, and so could"):
-            find_bundle(checkpoint_dir)
+    monkeypatch.setattr(Path, "stat", owned_stat)
+    error = r"Other users can write to .*/exports, and so could"
+    with nullcontext() if is_allowed else pytest.raises(ConfigError, match=error):
+        find_bundle(checkpoint_dir)
 
 
 @pytest.mark.usefixtures("cache")
