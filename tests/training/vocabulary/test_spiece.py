@@ -124,8 +124,8 @@ def texts(language: str) -> st.SearchStrategy[str]:
 def test_text_has_the_ids_of_sentencepiece_and_ascending_offsets(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The Arabic sentence has two composed letters.
-    monkeypatch.setattr("training.vocabulary.spiece._MAX_COMPOSED", 2)
+    if model.language == "arabic":  # with two composed letters, which are as many as possible here
+        monkeypatch.setattr("training.vocabulary.spiece._MAX_COMPOSED", 2)
     spiece = model.train(tmp_path / "spiece.model")
     settings_ = VocabularySettings(do_lower_case=model.folds, keep_accents=not model.folds)
     tokenizer = AlbertTokenizer(build_tokenizer(spiece, settings_))
