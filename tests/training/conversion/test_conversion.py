@@ -404,12 +404,3 @@ def test_hub_models_open_in_each_format_and_revision(tmp_path: Path) -> None:
         assert "\n" not in result["error"]
     assert len(hub.downloads) == len(set(hub.downloads))
     assert not any(path.endswith("/pytorch_model.bin") for path in hub.downloads)
-
-
-def test_a_folder_takes_precedence_over_a_hub_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_checkpoint(our_model(TINY, ("sentence-order",)), tmp_path / "albert" / "both")
-    monkeypatch.chdir(tmp_path)
-    with open_checkpoint("albert/both") as checkpoint:
-        assert (checkpoint.folder, checkpoint.name) == (Path("albert/both"), "both")
