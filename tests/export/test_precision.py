@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 
 from albert_serve.bundle.manifest import Bundle, Part
 from albert_serve.bundle.weights import SCALE_SUFFIX, SMOOTHING_SUFFIX
-from export.precision import part_of, quantize
+from export.precision import part_of, quantize, smoothing
 from tests.export.exporting import TINY, export_bundle, run_head, write_checkpoint
 from tests.programs import needs_program
 from training.conversion.weight_files import restore_weights
@@ -62,6 +62,11 @@ def test_the_scale_is_the_smallest_for_127_steps() -> None:
     int8_IO, scale_O = quantize(weight_OI)
     assert scale_O.tolist() == [1, 0, 2, 2]
     assert int8_IO.T.tolist() == [[127, -2, 3], [0, 0, 0], [50, 77, 0], [0, 1, -127]]
+
+
+def test_channels_above_the_median_are_smoothed_by_the_square_root_of_their_ratio() -> None:
+    assert smoothing(np.array([0.1, 0.2, 0.8])).tolist() == pytest.approx([1, 1, 0.5])
+    assert smoothing(np.array([0.0, 0.0, 3.0])).tolist() == [1, 1, 1]
 
 
 @pytest.fixture

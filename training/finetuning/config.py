@@ -285,8 +285,6 @@ class FinetuneConfig(
         has_texts = any(head.has_texts for head in self.classifiers)
         if self.splits_validation and (has_texts or self.token_classification):
             return
-        if self.patience is not None and not self._has_validation:
-            raise RunError("--patience requires --validation.")
         if any(head.metric and not head.files.validation for head in self.classifiers):
             raise RunError("--metric requires --validation.")
 

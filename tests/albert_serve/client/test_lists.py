@@ -96,9 +96,11 @@ def test_the_error_of_an_item_has_its_index_in_the_complete_list() -> None:
     assert sent_numbers(received) == [[0], [1], [2], [3]]
 
 
-@pytest.mark.parametrize(("options", "limit"), [({"max_concurrency": 1}, 1), ({}, 8)])
+@pytest.mark.parametrize(
+    ("num_pairs", "options", "limit"), [(21, {"max_concurrency": 1}, 1), (21, {}, 8), (4, {}, 2)]
+)
 def test_concurrent_requests_stay_within_the_limit_and_answers_keep_their_order(
-    fake_service: MakeService, options: dict[str, int], limit: int
+    fake_service: MakeService, num_pairs: int, options: dict[str, int], limit: int
 ) -> None:
     def answer(numbers: list[int]) -> tuple[int, Any]:
         assert service.wait_for(lambda: service.max_open >= limit)
@@ -106,9 +108,9 @@ def test_concurrent_requests_stay_within_the_limit_and_answers_keep_their_order(
         return answer_pairs(numbers)
 
     client, service = fake_service(answer, max_items=2, **options)
-    assert numbers_of(client.sentence_order(pairs(21))) == list(range(21))
+    assert numbers_of(client.sentence_order(pairs(num_pairs))) == list(range(num_pairs))
     assert service.max_open == limit
-    assert sorted(itertools.chain(*service.requests)) == list(range(21))
+    assert sorted(itertools.chain(*service.requests)) == list(range(num_pairs))
 
 
 def test_a_part_is_retried_without_limit_while_other_parts_are_answered(

@@ -104,6 +104,19 @@ def test_long_texts_are_truncated_to_the_length_of_training_by_default(
     assert [*lengths, other.text_length({})] == [16, 128, 128]
 
 
+def test_a_question_has_half_of_the_tokens_or_without_truncation_all_but_four(
+    torch_engine: TorchEngine, task_setup: TaskSetup
+) -> None:
+    scorer = LocalScorer(torch_engine, "question-answering", task_setup)
+    for parameters, length in (
+        ({}, 64),
+        ({"max_seq_len": 32}, 16),
+        ({"max_seq_len": 32, "truncation": False}, 28),
+        ({"max_seq_len": 32, "max_question_len": 9}, 9),
+    ):
+        assert scorer.text_length(parameters) == length
+
+
 def test_parts_of_token_embeddings_have_at_most_128_rows(
     torch_engine: TorchEngine, task_setup: TaskSetup, tmp_path: Path
 ) -> None:

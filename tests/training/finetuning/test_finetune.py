@@ -204,6 +204,10 @@ def option_words(
         ("TEXTS --mask-rate 0.3", "--mask-rate requires --pretraining"),
         ("TEXTS --head default TEXTS", "--head default names the default classifier"),
         ("QUESTIONS --validation questions --head a TEXTS", "--validation before --head belon"),
+        (
+            "TEXTS --validation-split 0 --metric f1 --head a TEXTS --validation texts",
+            "--metric requi",
+        ),
         ("QUESTIONS --head-only", "--head-only requires --text-classification or --task or --he"),
     ],
 )

@@ -63,7 +63,9 @@ def test_evaluate_confirms_the_best_validation_of_a_glue_task(
     assert list(read_validations(folder, "text-classification", "loss")) == [0, 2, 4, 6]
     (data / "test.tsv").write_text("index\tsentence\n0\tthe game was good\n1\t\n2\tgood\n")
     options += ["--predictions", str(data / "CoLA.tsv")]
-    check_metrics(folder, "text-classification", ["matthews_correlation", "loss"], *options)
+    names = ["matthews_correlation", "loss"]
+    metrics = check_metrics(folder, "text-classification", names, *options)
+    assert "text_classification_combined_score" not in metrics  # the task has one official metric
     config = read_config(folder / "best")
     assert list(config["id2label"].values()) == ["unacceptable", "acceptable"]
     # Predictions are for the test file, including its empty text.
