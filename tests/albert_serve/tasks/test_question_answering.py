@@ -95,7 +95,8 @@ def test_scores_of_one_window_equal_an_exhaustive_search_of_the_logits_of_transf
     parameters = QuestionAnsweringParameters(handle_impossible_answer=True, **options)
     item = QuestionContext(question=QUESTION, context=CONTEXT)
     result = answer(task.prepare(item, parameters))
-    ranges, no_answer = search(*hf_logits, max_len), float(np.exp(hf_logits[0][0].sum()))
+    logits, offsets = hf_logits
+    ranges, no_answer = search(logits, offsets, max_len), float(np.exp(logits[0].sum()))
     weights = widen_to_words(ranges, CONTEXT) if align else ranges
     total = sum(sorted(weights.values(), reverse=True)[:20]) + no_answer
     expected = {span: weight / total for span, weight in {**weights, (0, 0): no_answer}.items()}

@@ -89,14 +89,17 @@ def cases(token_checkpoint_dir: Path, tokenizer: AlbertTokenizer) -> list[tuple[
     """
     model = transformers.AutoModelForTokenClassification.from_pretrained(token_checkpoint_dir)
     hf_tokenizer: Any = transformers.AutoTokenizer.from_pretrained(token_checkpoint_dir)
-    options: dict[str, Any] = {"model": model, "tokenizer": hf_tokenizer, "device": "cpu"}
-    pipeline_with_our_words: Any = PipelineWithOurWords(**options)
+    classes: list[Any] = [TokenClassificationPipeline, PipelineWithOurWords]
+    plain_pipeline, pipeline_with_our_words = (
+        pipeline_class(model=model, tokenizer=hf_tokenizer, device="cpu")
+        for pipeline_class in classes
+    )
     pipeline_with_our_words.our_tokenizer = tokenizer
     word_ids = {tokenizer.token_id("▁"), tokenizer.unk_id}
     words = [word for word in PLAIN if word_ids.isdisjoint(tokenizer.encode_plain(word).ids)]
     assert len(words) >= 5
     return [
-        (TokenClassificationPipeline(**options), random_texts(words, 60)),
+        (plain_pipeline, random_texts(words, 60)),
         (pipeline_with_our_words, random_texts(PARTS, 210)),
     ]
 
