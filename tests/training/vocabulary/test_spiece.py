@@ -135,6 +135,7 @@ def test_text_has_the_ids_of_sentencepiece_and_ascending_offsets(
     @given(texts(model.language))
     @example("\u00fc\u0301 \u00f4\u0301")  # composed letters with an additional mark
     @example("\uac00\u11a8")
+    @example("\u0646\u0651\u064e")  # two marks that NFC sorts
     def check(text: str) -> None:
         assume(not any(model.differs(*pair) for pair in pairwise(text)))
         encoding = tokenizer.encode_plain(text)
