@@ -113,8 +113,9 @@ def serving(engine: Engine, bundle_dir: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 async def wait_until(is_true: Callable[[], bool]) -> None:
-    while not is_true():
-        await asyncio.sleep(0.001)
+    async with asyncio.timeout(20):
+        while not is_true():
+            await asyncio.sleep(0.001)
 
 
 @on_event_loop

@@ -241,6 +241,7 @@ def test_during_the_grace_period_the_service_answers_but_is_not_ready(
     with served(bundle_dir, tmp_path, DRAIN_GRACE_S="3") as running:
         running.process.send_signal(signal.SIGTERM)
         wait_until(lambda: httpx.get(f"{running.url}/readyz").status_code == 503, running)
+        time.sleep(1)  # without a grace period, the service would end now
         with httpx.Client(base_url=running.url) as client:
             assert post(client, "fill-mask", MASKED).status_code == 200
 
