@@ -59,7 +59,8 @@ def test_every_task_has_its_own_metrics(
     checkpoint: Path, easy_corpus: Path, labelled_texts: Path, capsys: Capture
 ) -> None:
     arguments = [str(checkpoint), "--pretraining", str(easy_corpus), "--length", "32"]
-    arguments += ["--text-classification", str(labelled_texts), "--question-answering", str(SQUAD)]
+    arguments += ["--text-classification", *[str(labelled_texts)] * 4]
+    arguments += ["--question-answering", str(SQUAD)]
     assert main(arguments) == 0
     *table, last_line = capsys.readouterr().out.splitlines()
     assert last_line == f"Written to {checkpoint / 'evaluation.json'}."
@@ -71,17 +72,17 @@ def test_every_task_has_its_own_metrics(
     assert data == {
         "masked_data": easy_corpus.name,
         "sentence_order_data": easy_corpus.name,
-        "text_classification_data": labelled_texts.name,
+        "text_classification_data": ", ".join([*[labelled_texts.name] * 3, "1 more"]),
         "question_answering_data": SQUAD.name,
     }
-    assert sum(sum(row.values()) for row in confusion.values()) == 40
+    assert sum(sum(row.values()) for row in confusion.values()) == 160
     assert [line.split()[0] for line in table] == list(metrics)
     for line, value in zip(table, metrics.values(), strict=True):
         assert float(line.split()[1].replace(",", "")) == pytest.approx(value, abs=6e-5)
     assert 0 < metrics["masked_accuracy"] < 1
     assert metrics["sentence_order_pairs"] > 50
-    assert metrics["text_classification_texts"] == 40
-    assert {name: row["texts"] for name, row in classes.items()} == {"negative": 20, "positive": 20}
+    assert metrics["text_classification_texts"] == 160
+    assert {name: row["texts"] for name, row in classes.items()} == {"negative": 80, "positive": 80}
     assert metrics["question_answering_questions"] == 33
     assert 0 <= metrics["question_answering_exact_match"] <= metrics["question_answering_f1"] <= 100
 

@@ -32,6 +32,7 @@ from tests.training.support import (
 )
 from training.model.checkpoint import CheckpointError, find_tasks, load_checkpoint, save_checkpoint
 from training.model.hf_names import parameters
+from training.model.provenance import read_quality
 
 pytestmark = pytest.mark.process
 
@@ -128,6 +129,15 @@ def test_heads_that_the_file_lacks_or_of_another_size_are_initialised(tmp_path: 
     for name in ("classifier", "qa_outputs"):
         assert not loaded[f"{name}.bias"].any()
         assert 0 < loaded[f"{name}.weight"].abs().max() <= 0.04 + 1e-6
+
+
+@pytest.mark.parametrize("file", ["evaluation.json", "manifest.json"])
+def test_the_quality_is_read_from_a_checkpoint_or_a_bundle(tmp_path: Path, file: str) -> None:
+    metrics = {"text_classification_accuracy": 0.75, "text_classification_texts": 8}
+    content = metrics if file == "evaluation.json" else {"evaluation": metrics}
+    (tmp_path / file).write_text(json.dumps(content))
+    quality = read_quality(tmp_path)["text-classification"]
+    assert (quality["metric"], quality["percent"], quality["count"]) == ("accuracy", 75, 8)
 
 
 def test_the_architecture_distinguishes_multiple_choice_from_regression(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_a_model_that_cannot_be_reproduced_is_rejected(tmp_path: Path) -> None:
         ({"treat_whitespace_as_suffix": True}, defaults, "treat_whitespace_as_suffix"),
         ({"add_dummy_prefix": False}, defaults, "add_dummy_prefix"),
         ({"control_symbols": ["[CLS]", "[SEP]"]}, defaults, r"no piece \[MASK\] or <mask>"),
-        ({"model_type": "bpe", "user_defined_symbols": ["[NUM]"]}, defaults, "user-defined sym"),
+        ({"model_type": "bpe", "user_defined_symbols": ["##"]}, defaults, "user-defined sym"),
         ({}, replace(defaults, tokenizer_class="XLMRobertaTokenizer"), "XLMRobertaTokenizer"),
     ]
     for options, settings_, message in cases:
