@@ -39,6 +39,8 @@ def test_info_describes_a_bundle(bundle_dir: Path, capsys: pytest.CaptureFixture
     text = capsys.readouterr().out
     assert text.startswith(f"{bundle_dir}: an ALBERT in fp32, revision ")
     assert re.search(r"^  text-classification \(negative, positive\)$", text, re.MULTILINE)
+    megabytes = sizes["weights_bytes"] / 1e6
+    assert f"parameters in {megabytes:.1f} MB, 3 layers of 64 with 4 heads" in text
 
 
 def test_an_error_is_one_line_without_control_characters_and_its_exit_status_is_1(

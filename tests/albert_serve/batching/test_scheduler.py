@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from albert_serve.batching.scheduler import QueuedRequest, Scheduler
@@ -158,6 +158,14 @@ def test_a_request_waits_for_at_most_one_batch_of_each_earlier_request_of_its_si
 
 @settings(max_examples=300, deadline=None)
 @given(arrivals=PATIENT_CROWDS)
+@example(
+    # Large requests that waited alone earn nothing for later short requests.
+    arrivals=[
+        *(Arrival(lengths=[60]) for _ in range(20)),
+        *(Arrival(lengths=[SHORT_TOKENS], arrival_s=1e6) for _ in range(40)),
+        Arrival(lengths=[60], arrival_s=1e6),
+    ]
+)
 def test_short_requests_get_no_more_compute_than_waiting_large_requests(
     arrivals: list[Arrival],
 ) -> None:
