@@ -32,10 +32,14 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def make_parser(prog: str, description: str | None, examples: str) -> CommandParser:
-    """Return the parser of a program, whose help shows both texts unchanged."""
+    """Return the parser of a program, whose help shows both texts unchanged.
+
+    Options cannot be abbreviated, so that a new option never changes the meaning of a command.
+    """
     return CommandParser(
         prog=prog,
         description=description,
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )

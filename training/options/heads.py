@@ -32,11 +32,8 @@ def parse_with_heads(
 ) -> tuple[argparse.Namespace, list[argparse.Namespace]]:
     """Parse a command line, and the flags of each named classifier, with its name as `head`.
 
-    Flags after `--head NAME` that do not describe a classifier's data belong to the command. Flags
-    cannot be abbreviated.
+    Flags after `--head NAME` that do not describe a classifier's data belong to the command.
     """
-    # An abbreviation after `--head` would be read as the default classifier's option.
-    parser.allow_abbrev = False
     command_words, *parts = _parts(sys.argv[1:] if words is None else words)
     head_parser = CommandParser(add_help=False, allow_abbrev=False, prog=parser.prog)
     add_flags(head_parser, head)
