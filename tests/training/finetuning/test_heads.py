@@ -130,8 +130,8 @@ def test_the_contrastive_loss_is_that_of_khosla_et_al() -> None:
 
 
 def test_the_same_fraction_of_each_label_is_held_out() -> None:
-    """The text of a label with one text is not held out. Equal texts are in the same split."""
-    labels = [0] * 100 + [1] * 50 + [2]
+    """Texts whose label no other text has are not held out. Equal texts are in the same split."""
+    labels = [0] * 100 + [1] * 50 + list(range(2, 12))
     texts = [LabelledText(text=str(n), pair=None, label=k) for n, k in enumerate(labels)]
     splits = hold_out(texts, 0.2)
     assert Counter(text.label for text in splits[VALIDATION]) == {0: 20, 1: 10}
