@@ -109,6 +109,7 @@ def test_every_line_of_the_log_is_json_and_requests_have_their_ids(workers: Runn
     by_id = {record["request_id"]: record for record in records if "request_id" in record}
     record = by_id["job-1007"]
     assert (record["method"], record["path"], record["status"]) == ("POST", "/fill-mask", 200)
+    assert record["message"].startswith("POST /fill-mask 200 ")
     assert record["duration_ms"] > 0
     assert by_id[new_id]["path"] == "/info"
     paths = {record["path"] for record in records if "path" in record}
