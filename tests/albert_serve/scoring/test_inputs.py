@@ -20,6 +20,8 @@ from albert_serve.scoring.answers import SCORED_TASKS, answer_columns
 from albert_serve.scoring.inputs import RowBatch
 from albert_serve.scoring.options import ScoreOptions
 from albert_serve.scoring.rows import RowReader
+from albert_serve.tables.columnar import read_columns
+from albert_serve.tables.formats import detect_type
 from tests.albert_serve.scoring import jobs
 from tests.albert_serve.scoring.jobs import HashScorer, labels_of, read_rows, score, write_jsonl
 
@@ -164,6 +166,30 @@ def test_json_arrays_and_saved_datasets_are_read(tmp_path: Path) -> None:
     summary = score(inputs, tmp_path / "out.jsonl", scorer, part_rows=2)
     assert scorer.texts == list("abcde")
     assert summary.first_error == f"{tmp_path}/in.json, record 2 is not a JSON object."
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "max_bytes", "num_skipped", "expected"),
+    [
+        (4, 80, 0, [(0, 0.4, 4), (4, 0.8, 4), (8, 1.0, 2)]),
+        (10, 24, 5, [(5, 0.8, 3), (8, 1.0, 2)]),
+    ],
+)
+def test_arrow_is_read_in_batches_of_limited_rows_and_bytes(
+    tmp_path: Path, max_rows: int, max_bytes: int, num_skipped: int, expected: list[object]
+) -> None:
+    """A row has 8 bytes."""
+    table, file = pyarrow.table({"number": range(10)}), tmp_path / "in.arrow"
+    with pyarrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    batches = read_columns(
+        file,
+        detect_type(file),
+        max_rows=max_rows,
+        max_bytes=max_bytes,
+        num_skipped=num_skipped,
+    )
+    assert [(start, share, rows.num_rows) for start, share, rows in batches] == expected
 
 
 def test_a_line_over_the_limit_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
