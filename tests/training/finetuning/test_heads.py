@@ -107,6 +107,7 @@ def test_few_texts_train_the_encoder_before_the_head(tmp_path: Path, capsys: Cap
     output = capsys.readouterr().out
     assert "10 texts of 2 labels are few" in output
     assert "separate the labels in 50 steps" in output
+    assert f"run: albert-serve export {tmp_path / 'run' / 'best'} " in output
     assert best_step(tmp_path / "run") == 0
     assert accuracies(tmp_path / "run")[0] > 0.8
     before, after = read_weights(START), read_weights(tmp_path / "run" / "best")
