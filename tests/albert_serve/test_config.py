@@ -90,6 +90,12 @@ def test_a_configuration_of_transformers_stores_all_values(config: AlbertConfig)
     assert AlbertConfig.from_hf(hf_config.to_dict()) == expected
 
 
+@pytest.mark.parametrize("name", ["relu", 3])
+def test_an_unknown_activation_is_rejected(name: object) -> None:
+    with pytest.raises(ConfigError, match=f"^hidden_act is {name!r}. Choose one of "):
+        AlbertConfig.from_hf({"model_type": "albert", "hidden_act": name})
+
+
 def test_missing_keys_have_the_defaults_of_transformers() -> None:
     config = AlbertConfig.from_hf({"model_type": "albert"})
     assert config == AlbertConfig.from_hf(transformers.AlbertConfig().to_dict())
