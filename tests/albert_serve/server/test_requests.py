@@ -147,6 +147,9 @@ def test_embeddings_in_the_formats_of_hugging_face_and_text_embeddings_inference
     ):
         reply = local.post(path, json=body)
         np.testing.assert_allclose(reply.json(), expected, atol=1e-5)
+    twice = {**mixed, "normalize": False}
+    error = local.post("/feature-extraction", json=twice).json()["error"]
+    assert error == "normalize is in parameters and next to inputs. Send it only once."
 
 
 # The labels of three classifiers, the default one first. In config.json, `rating` has no labels.

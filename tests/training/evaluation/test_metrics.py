@@ -28,6 +28,7 @@ from training.tasks.classification.metrics import (
     calibration_metrics,
     fit_temperature,
 )
+from training.tasks.metrics import mean_metric
 from training.tasks.question_answering.files import Question
 from training.tasks.question_answering.metrics import (
     AnsweredQuestion,
@@ -129,6 +130,11 @@ def test_predictions_of_a_users_texts_are_label_names(tmp_path: Path) -> None:
     )
     write_glue({"data": answers}, tmp_path / "a.tsv", None)
     assert (tmp_path / "a.tsv").read_text() == "index\tprediction\n0\tbad,good\n"
+
+
+def test_several_official_metrics_of_a_glue_task_have_a_mean() -> None:
+    """As in run_glue of transformers, the F1 and the accuracy of MRPC."""
+    assert mean_metric({"f1": 0.5, "accuracy": 0.25}) == 0.375
 
 
 @pytest.mark.parametrize("is_multi_label", [False, True])
