@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import gzip
 import random
+import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -25,6 +27,7 @@ from albert_serve.errors import (
 from tests.albert_serve.client.support import (
     PAIR,
     URL,
+    AnyClient,
     MakeClient,
     client_with_responses,
     error_response,
@@ -88,32 +91,52 @@ def test_any_other_reply_is_an_error_with_its_text() -> None:
             client.sentence_order([PAIR] * 2)
 
 
-class EndlessBody(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A body whose parts arrive in time, so that no single read exceeds the timeout."""
-
-    def __iter__(self) -> Iterator[bytes]:
-        while True:
-            time.sleep(0.02)
-            yield b" "
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        while True:
-            await asyncio.sleep(0.02)
-            yield b" "
+ENDLESS_BODY = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
 
 
-def test_the_timeout_ends_a_body_that_never_ends(kind: str, make_client: MakeClient) -> None:
-    http = mock_http(kind, lambda _: httpx.Response(200, stream=EndlessBody()))
-    with pytest.raises(DeadlineExceededError, match=r"within 0.5 s"):
-        make_client(URL, http_client=http, timeout_s=0.5).info()
+@pytest.mark.parametrize(
+    ("kind", "beginning", "repeated"),
+    [
+        pytest.param("sync", ENDLESS_BODY, b" ", id="sync-body"),
+        pytest.param("async", ENDLESS_BODY, b" ", id="async-body"),
+        # A sync client checks the time only after each part of the body.
+        pytest.param("async", b"HTTP/1.1 200 OK\r\nX-Long: ", b"a", id="async-headers"),
+    ],
+)
+def test_the_timeout_ends_a_reply_that_never_ends(
+    kind: str, beginning: bytes, repeated: bytes
+) -> None:
+    """Each part arrives in time, so no single read exceeds the timeout."""
+    with (
+        raw_service(beginning, repeated) as (url, service),
+        contextlib.closing(AnyClient(kind, url, timeout_s=0.5)) as client,
+    ):
+        with pytest.raises(DeadlineExceededError, match=r"within 0.5 s"):
+            client.info()
+        assert service.is_alive()  # the reply had not ended
 
 
-@pytest.mark.parametrize("kind", ["async"])
-def test_the_timeout_ends_headers_that_never_end(kind: str, make_client: MakeClient) -> None:
-    """A sync client checks the time only after each part of the body."""
-    http = mock_http(kind, lambda _: asyncio.sleep(20))
-    with pytest.raises(DeadlineExceededError, match=r"within 0.5 s"):
-        make_client(URL, http_client=http, timeout_s=0.5).info()
+@contextlib.contextmanager
+def raw_service(beginning: bytes, repeated: bytes = b"") -> Iterator[tuple[str, threading.Thread]]:
+    """Send one reply whose end repeats for 20 s. Yields the address and the sending thread."""
+    is_closed = threading.Event()
+
+    def send() -> None:
+        connection, _ = server.accept()
+        ends_s = time.monotonic() + 20
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(beginning)
+            while time.monotonic() < ends_s and not is_closed.wait(0.02):
+                connection.sendall(repeated)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=send)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}", thread
+        finally:
+            is_closed.set()
+            thread.join()
 
 
 def test_a_decoded_reply_over_the_limit_of_bytes_is_an_error(
@@ -128,6 +151,15 @@ def test_a_decoded_reply_over_the_limit_of_bytes_is_an_error(
         client = make_client(URL, http_client=http, max_reply_bytes=max_reply_bytes)
         with pytest.raises(RequestError, match=message):
             client.info()
+
+
+def test_a_reply_in_gzip_is_decoded_only_up_to_the_limit(make_client: MakeClient) -> None:
+    content = gzip.compress(b" " * (16 << 20))
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(content)}\r\n\r\n"
+    with raw_service(head.encode() + content) as (url, _):
+        client = make_client(url, max_reply_bytes=4 << 20)
+        with pytest.raises(RequestError, match="has more than 4194304 bytes"):
+            client.sentence_order(PAIR)
 
 
 STARTING = httpx.Response(503, json={"error": "the service is starting", "error_type": "not_ready"})
