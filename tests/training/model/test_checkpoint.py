@@ -157,6 +157,15 @@ def change_config(**changes: Any) -> Damage:
     return change
 
 
+@torch.no_grad()
+def test_the_config_determines_how_often_a_shared_layer_is_applied(tmp_path: Path) -> None:
+    save_checkpoint(our_model(TINY, ("fill-mask", "sentence-order")), tmp_path)
+    change_config(num_hidden_layers=6)(tmp_path)
+    ours, theirs = load_checkpoint(tmp_path).eval(), hf_load("AlbertForPreTraining", tmp_path)
+    assert ours.config.num_layers == 6
+    assert_close(our_logits(ours.double(), ragged()), hf_logits(theirs.double(), ragged()))
+
+
 def change_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
     def rewrite(folder: Path) -> None:
         tensors = load_file(folder / "model.safetensors")
