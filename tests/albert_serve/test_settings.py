@@ -51,10 +51,16 @@ def test_an_invalid_value_is_an_error_with_the_variable_and_the_allowed_values(
 @pytest.mark.parametrize(
     ("variable", "low", "high"),
     [
-        *(("WORKERS", 1, 1 << 8), ("THREADS", 1, 1024), ("MAX_CONCURRENCY", 1, 1 << 16)),
-        *(("MAX_ITEMS", 1, 1 << 16), ("MAX_BODY_BYTES", 1, 1 << 30), ("DEADLINE_S", 0.05, 55)),
-        *(("MAX_BATCH_TOKENS", 1, 1 << 24), ("MAX_QUEUE_TOKENS", 1, 1 << 30)),
-        *(("GPU_MEM_LIMIT", 1 << 20, 1 << 50), ("DRAIN_GRACE_S", 0, 600)),
+        ("WORKERS", 1, 1 << 8),
+        ("THREADS", 1, 1024),
+        ("MAX_CONCURRENCY", 1, 1 << 16),
+        ("MAX_ITEMS", 1, 1 << 16),
+        ("MAX_BODY_BYTES", 1, 1 << 30),
+        ("DEADLINE_S", 0.05, 55),
+        ("MAX_BATCH_TOKENS", 1, 1 << 24),
+        ("MAX_QUEUE_TOKENS", 1, 1 << 30),
+        ("GPU_MEM_LIMIT", 1 << 20, 1 << 50),
+        ("DRAIN_GRACE_S", 0, 600),
     ],
 )
 def test_numbers_have_limits(variable: str, low: float, high: float) -> None:

@@ -54,7 +54,7 @@ def read_heads(head: type[_HeadT], heads: Sequence[argparse.Namespace]) -> tuple
 
 
 def _parts(words: Sequence[str]) -> list[list[str]]:
-    """Return the words before the first `--head`, and those after each, with the name first."""
+    """Return the words before the first `--head`, and the words after each, with the name first."""
     parts: list[list[str]] = [[]]
     for word in words:
         if word == _OPTION:

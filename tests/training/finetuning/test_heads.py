@@ -169,8 +169,10 @@ def output_weight(model: AlbertForTasks) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("labels", "order"),
     [
-        *(("BAD fair Good", [2, 1, 0]), ("fair bad good", [1, 2, 0])),
-        *(("good fair", None), ("good fair awful", None)),
+        ("BAD fair Good", [2, 1, 0]),
+        ("fair bad good", [1, 2, 0]),
+        ("good fair", None),
+        ("good fair awful", None),
     ],
 )
 def test_a_stored_classifier_is_used_if_its_labels_have_the_same_names(

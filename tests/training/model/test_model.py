@@ -72,8 +72,11 @@ def test_logits_and_gradients_equal_transformers(config: AlbertConfig, class_nam
 @pytest.mark.parametrize(
     ("sharing", "num_groups", "num_attentions", "num_ffns"),
     [
-        *(("all", 1, 1, 1), ("all", 2, 2, 2), ("none", 2, 4, 4)),
-        *(("attention", 2, 2, 4), ("ffn", 2, 4, 2)),
+        ("all", 1, 1, 1),
+        ("all", 2, 2, 2),
+        ("none", 2, 4, 4),
+        ("attention", 2, 2, 4),
+        ("ffn", 2, 4, 2),
     ],
 )
 def test_layers_share_attention_and_ffn_objects(
