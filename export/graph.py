@@ -280,13 +280,12 @@ def _is_rounded(node: NodeProto, values: set[str], version: GraphVersion) -> boo
 def _round(node: NodeProto, version: GraphVersion) -> list[NodeProto]:
     """Rename a node's output; return the nodes that round it and restore its name."""
     (name,) = node.output
-    rounded = f"{name}/rounded"
-    to_fp32 = _cast(rounded, name, TensorProto.FLOAT)
-    if node.op_type == "Cast":
-        node.output[:] = [rounded]
-        return [to_fp32]
-    node.output[:] = [f"{name}/unrounded"]
-    return [_cast(node.output[0], rounded, version.data_type), to_fp32]
+    unrounded, rounded = f"{name}/unrounded", f"{name}/rounded"
+    node.output[:] = [unrounded]
+    return [
+        _cast(unrounded, rounded, version.data_type),
+        _cast(rounded, name, TensorProto.FLOAT),
+    ]
 
 
 def _cast(source: str, target: str, data_type: int) -> NodeProto:

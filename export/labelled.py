@@ -135,7 +135,7 @@ def _read_texts(
 
 
 def _score_texts(logits_NK: NDArray[Any], targets_N: NDArray[Any], metric: Metric) -> Measurement:
-    several = targets_N.ndim > 1
+    several = metric == "subset_accuracy"
     errors = np.abs(predictions_of(logits_NK, several=several) - targets_N)
     scores = -errors if metric == "pearson" else 1 - errors.reshape(len(errors), -1).any(-1)
     value = compute_metrics((metric,), logits_NK, targets_N)[metric]

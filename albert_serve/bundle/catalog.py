@@ -57,7 +57,7 @@ class Catalogue:
     def check_any(self, errors: Mapping[str, Exception]) -> None:
         """Raise a ConfigError if all models have errors, with the reason of each."""
         if len(errors) == len(self.bundles):
-            reasons = (" ".join(f"{error or repr(error)}".split()) for error in errors.values())
+            reasons = (" ".join(str(error).split()) for error in errors.values())
             raise ConfigError("; ".join(reasons)) from next(iter(errors.values()))
 
 

@@ -141,10 +141,10 @@ def _set(options: ort.SessionOptions, key: str, value: str) -> None:
 
 @functools.cache
 def _cpu_info() -> Mapping[str, str]:
-    """Return the first processor's entries of /proc/cpuinfo."""
+    """Return the last processor's entries of /proc/cpuinfo."""
     try:
-        first = _CPU_INFO.read_text().split("\n\n", 1)[0]
+        lines = _CPU_INFO.read_text().splitlines()
     except OSError:
         return {}
-    entries = (line.split(":", 1) for line in first.splitlines() if ":" in line)
-    return {key.strip(): value.strip() for key, value in entries}
+    entries = (line.partition(":") for line in lines)
+    return {key.strip(): value.strip() for key, _, value in entries}
