@@ -25,7 +25,6 @@ from albert_serve.tables.delimited import DELIMITERS
 from albert_serve.tables.formats import TableType, compressor, first_line
 
 # Parts are joined into row groups of at least this size.
-_GROUP_ROWS: Final = 1 << 16
 _GROUP_BYTES: Final = 1 << 26
 # Parquet pages may end after this many rows. A page of many wide rows would need much memory.
 _PAGE_ROWS: Final = 64
@@ -272,14 +271,12 @@ def join(files: Sequence[Path], target: BinaryIO, layout: Layout) -> None:
 
 def _join_parquet(files: Sequence[Path], target: BinaryIO, layout: Layout) -> None:
     tables: list[Any] = []
+    num_bytes = 0
     with pq.ParquetWriter(target, layout.schema, write_batch_size=_PAGE_ROWS) as writer:
         for number, file in enumerate(files, start=1):
             tables.append(pq.ParquetFile(file).read(use_threads=False))
-            is_full = (
-                sum(table.num_rows for table in tables) >= _GROUP_ROWS
-                or sum(table.nbytes for table in tables) >= _GROUP_BYTES
-            )
-            if is_full or number == len(files):
+            num_bytes += tables[-1].nbytes
+            if num_bytes >= _GROUP_BYTES or number == len(files):
                 writer.write_table(pa.concat_tables(tables))
-                tables = []
+                tables, num_bytes = [], 0
                 pa.default_memory_pool().release_unused()

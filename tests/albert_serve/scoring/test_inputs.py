@@ -27,9 +27,12 @@ from tests.albert_serve.scoring.jobs import HashScorer, labels_of, read_rows, sc
 
 
 def test_parts_of_parquet_are_smaller_if_the_stored_columns_are_large(tmp_path: Path) -> None:
-    """The input has one row group. The job never has the group or 1,024 rows in memory."""
-    bodies = [random.Random(number).randbytes(100_000) for number in range(300)]
-    table = pyarrow.table({"text": [f"{i}" for i in range(300)], "body": bodies})
+    """The input has one row group. The job never has the group or 1,024 rows in memory.
+
+    A row group of the output ends with the first part that makes it 64 MiB.
+    """
+    bodies = [bytes([number % 256]) * 100_000 for number in range(700)]
+    table = pyarrow.table({"text": [f"{i}" for i in range(700)], "body": bodies})
     source, output = tmp_path / "in.parquet", tmp_path / "out.parquet"
     # Parquet is read by pages. Each of these pages has 10 rows.
     parquet.write_table(table, source, use_dictionary=False, write_batch_size=10)
@@ -41,9 +44,10 @@ def test_parts_of_parquet_are_smaller_if_the_stored_columns_are_large(tmp_path: 
         peak_bytes = max(peak_bytes, pyarrow.total_allocated_bytes() - old_bytes)
         return False
 
-    assert score(source, output, is_stopped=measure).num_parts == 8
+    assert score(source, output, is_stopped=measure).num_parts == 18
     assert peak_bytes < 15_000_000
     assert parquet.read_table(output).column("body").to_pylist() == bodies
+    assert parquet.ParquetFile(output).num_row_groups == 2
 
 
 def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
@@ -233,6 +237,14 @@ def test_damaged_compression_ends_the_job_and_the_parts_before_it_stay(tmp_path:
     assert len(list((tmp_path / "out.csv.parts").glob("part-*"))) > 3
     source.write_bytes(content)
     assert score(source, output, part_rows=300, restart=True).num_rows == 6_000
+
+
+def test_a_changed_byte_of_parquet_with_checksums_is_an_error(tmp_path: Path) -> None:
+    source, table = tmp_path / "in.parquet", pyarrow.table({"text": ["good", "bad"]})
+    parquet.write_table(table, source, use_dictionary=False, write_page_checksum=True)
+    source.write_bytes(source.read_bytes().replace(b"good", b"gone"))
+    with pytest.raises(InvalidInputError, match=r"in\.parquet is damaged or incomplete"):
+        score(source, tmp_path / "out.csv")
 
 
 def test_the_first_1024_rows_of_jsonl_decide_the_columns_of_a_table(tmp_path: Path) -> None:
