@@ -196,7 +196,7 @@ def _locked(folder: Path) -> Iterator[None]:
     lock = filelock.FileLock(folder / _LOCK_FILE)
     with writing(folder):
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(blocking=False)
         except filelock.Timeout as error:
             message = f"Another job writes to {folder}. Wait until it ends."
             raise LockedOutputError(message) from error

@@ -128,6 +128,7 @@ def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
         "question_answering_f1": 88.5,
         "embeddings_spearman": 0.6254,
         "embeddings_mrr_at_10": 0.5,
+        "single_sentence_order_accuracy": 0.58,
     }
     quality = manifests.Quality(metric="accuracy", torch=71.2, bundle=70.8, count=2770)
     entry = HeadEntry(graph="a.onnx", num_outputs=2, labels=["a", "b"], quality=quality)
@@ -151,6 +152,7 @@ def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
         ("sentence-similarity", "held-out data", "mrr_at_10", 0.5),
     ]
     assert "| accuracy | 71.2000 | 70.8000 | 2,770 |" in card.text
+    assert "| sentence-order: accuracy, single sentences | 0.5800 |" in card.text
 
 
 def set_ffn_weight(value: float) -> Change:

@@ -113,10 +113,10 @@ def test_the_default_tokens_of_a_batch_are_as_documented() -> None:
     ("changes", "error", "message"),
     [
         ({"task": "translation"}, NotFoundError, "'translation'.* fill-mask, "),
-        ({"ids": [999, 1000]}, InvalidInputError, "id 1000 .* 999"),
-        ({"types": [1, 2]}, InvalidInputError, "token type 2 .* 1"),
+        ({"ids": [0, 1000]}, InvalidInputError, "id 1000 .* 999"),
+        ({"types": [0, 2]}, InvalidInputError, "token type 2 .* 1"),
         ({"rows": [-1, 1]}, InvalidInputError, "row -1 "),
-        ({"rows": [1, 2]}, InvalidInputError, "row 2 "),
+        ({"rows": [0, 2]}, InvalidInputError, "row 2 "),
         ({"types": [0]}, InvalidInputError, "2 ids, but 1 "),
         ({"ids": [], "types": []}, InvalidInputError, "0 tokens.* 1 to 128"),
         ({"ids": [5] * 129, "types": [0] * 129}, InvalidInputError, "129 tokens.* 128"),

@@ -18,6 +18,7 @@ import pytest
 from pyarrow import dataset, parquet
 
 from albert_serve.api.schemas import TextClassificationParameters
+from albert_serve.bundle.manifest import read_manifest
 from albert_serve.errors import BundleMissingError, EngineError, InvalidInputError, NotFoundError
 from albert_serve.scoring import AlbertScorer
 from albert_serve.scoring.dataset import score_dataset
@@ -226,6 +227,7 @@ def test_a_batch_of_any_type_gets_the_columns_of_a_parquet_output(
 ) -> None:
     parquet.write_table(table, tmp_path / "in.parquet")
     local = LocalScorer.open(bundle_dir, "text-classification", RuntimeOptions(num_threads=1))
+    assert local.identity == {"revision": read_manifest(bundle_dir).revision}
     jobs.score(tmp_path / "in.parquet", tmp_path / "out.parquet", local, **OPTIONS)
     expected = parquet.read_table(tmp_path / "out.parquet")
     assert scorer.schema(table.schema) == expected.schema

@@ -137,19 +137,22 @@ def test_embeddings_in_the_formats_of_hugging_face_and_text_embeddings_inference
 ) -> None:
     """In `/embed`, one text also gets a list, and embeddings have length 1 by default."""
     left = embed(local, LONG, normalize=True, truncation=True, truncation_direction="left")
+    truncate = {"inputs": LONG, "truncate": True, "truncation": True}
     cls = embed(local, TEXTS, pooling="cls", normalize=True)
     mixed = {"inputs": TEXTS, "pooling": "cls", "parameters": {"normalize": True}}
     for path, body, expected in (
         ("/feature-extraction", mixed, cls),
         ("/embed", {"inputs": TEXTS[0]}, embed(local, TEXTS[:1], normalize=True)),
         ("/embed", {"inputs": TEXTS, "normalize": False}, embed(local, TEXTS)),
-        ("/embed", {"inputs": LONG, "truncate": True, "truncation_direction": "Left"}, [left]),
+        ("/embed", {**truncate, "truncation_direction": "Left"}, [left]),
     ):
         reply = local.post(path, json=body)
         np.testing.assert_allclose(reply.json(), expected, atol=1e-5)
     twice = {**mixed, "normalize": False}
     error = local.post("/feature-extraction", json=twice).json()["error"]
     assert error == "normalize is in parameters and next to inputs. Send it only once."
+    reply = local.post("/feature-extraction", json={**truncate, "truncation": False})
+    assert "contradict each other" in assert_envelope(reply, 422, "invalid_input")
 
 
 # The labels of three classifiers, the default one first. In config.json, `rating` has no labels.

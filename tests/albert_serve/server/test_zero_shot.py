@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,11 +14,11 @@ import torch
 import transformers
 from huggingface_hub import InferenceClient
 
-from albert_serve.api.zero_shot import ZeroShotRequest
+from albert_serve.api.zero_shot import ZeroShotParameters, ZeroShotRequest
 from albert_serve.bundle.manifest import HeadEntry
 from albert_serve.client import AlbertClient
 from albert_serve.errors import InvalidInputError, TooMuchAtOnceError
-from albert_serve.tasks import TextClassification, prepare_request
+from albert_serve.tasks import TaskSetup, TextClassification, prepare_request
 from albert_serve.tasks.zero_shot import ZeroShot
 from tests.albert_serve.server.conftest import assert_envelope, post
 from tests.albert_serve.support import local_client
@@ -102,12 +102,15 @@ def test_the_limit_counts_the_characters_of_each_label_once_for_each_text() -> N
         prepare_request(NotImplemented, request, max_tokens=131_072)
 
 
-def test_contradiction_is_found_by_its_name_at_any_position() -> None:
+def test_contradiction_is_found_by_its_name_at_any_position(task_setup: TaskSetup) -> None:
+    """The memory of an answer counts 500 bytes for each label."""
     labels = ["neutral", "Contradiction", "entailment"]
     entry = HeadEntry(graph="a.onnx", num_outputs=3, labels=labels)
-    setup: Any = SimpleNamespace(heads={"text-classification": entry})
+    setup = replace(task_setup, heads={"text-classification": entry})
     task = ZeroShot.open({"text-classification": TextClassification(setup)})
     assert (task.entailment, task.contradiction) == (2, 1)
+    parameters = ZeroShotParameters(candidate_labels=LABELS)
+    assert task.prepare("a", parameters).answer_bytes == 3 * 500
 
 
 def test_a_model_without_an_entailment_label_does_not_have_the_task(local: httpx.Client) -> None:

@@ -129,9 +129,18 @@ def test_a_reply_may_have_token_embeddings_of_6_texts_of_512_tokens(task_setup: 
     assert prepare(setup, "feature-extraction", texts, pooling="none")
     with pytest.raises(TooMuchAtOnceError, match="more than 67108864 bytes"):
         prepare(setup, "feature-extraction", [*texts, texts[0]], pooling="none")
-    # A prediction for a mask counts its entry and the tokens of its text.
-    (predictions,) = prepare(task_setup, "fill-mask", "[MASK] [MASK]", top_k=3)
-    assert predictions.answer_bytes == 2 * 3 * (500 + 8 * 4)
+    # An entry counts 500 bytes, and the tokens or the characters of its text.
+    context = {"question": "a", "context": "a a a"}
+    answers: list[tuple[str, Any, dict[str, Any], int]] = [
+        ("fill-mask", "[MASK] [MASK]", {"top_k": 3}, 2 * 3 * (500 + 8 * 4)),
+        ("question-answering", context, {"top_k": 9, "max_answer_len": 2}, 6 * (500 + 3)),
+        ("question-answering", context, {"top_k": 4}, 4 * (500 + 5)),
+        ("sentence-order", {"sentences": ["a"] * 4}, {}, 3 * 500),
+        ("token-classification", "a a a", {}, 3 * 500),
+    ]
+    for task, item, parameters, num_bytes in answers:
+        [prepared] = prepare(task_setup, task, item, **parameters)
+        assert prepared.answer_bytes == num_bytes
 
 
 def test_questions_have_limits_of_spans_and_of_repeated_reading(task_setup: TaskSetup) -> None:
