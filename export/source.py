@@ -242,11 +242,8 @@ def _check_weights(
 
 
 def _check_finite(file: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    bad = [
-        name for name, tensor in tensors.items() if not np.isfinite(read_weight(file, tensor)).all()
-    ]
-    if bad:
-        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-        raise ExportError(
-            f"{file}: {bad[0]}{more} contain NaN or infinite numbers. Export another checkpoint."
-        )
+    for name, tensor in tensors.items():
+        if not np.isfinite(read_weight(file, tensor)).all():
+            raise ExportError(
+                f"{file}: {name} contains NaN or infinite numbers. Export another checkpoint."
+            )

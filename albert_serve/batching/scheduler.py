@@ -213,7 +213,6 @@ class _Queue(Generic[_RequestT]):
         for length in request.waiting:
             self._remove_length(request, length)
         request.waiting.clear()
-        request.num_waiting_tokens = 0
 
     def first(self) -> _RequestT:
         """Return the request whose turn is next."""

@@ -40,7 +40,7 @@ def no_cuda_reason() -> str | None:
         return "This onnxruntime was built without CUDA. Install onnxruntime-gpu instead."
     if not _num_devices():
         return "The NVIDIA driver finds no device."
-    version = ctypes.c_int(0)
+    version = ctypes.c_int()
     driver.cuDriverGetVersion(ctypes.byref(version))
     if version.value < 1000 * _CUDA_MAJOR:
         supported = f"{version.value // 1000}.{version.value % 1000 // 10}"
@@ -87,7 +87,7 @@ def own_device() -> int:
 
 def _num_devices() -> int:
     """Return the number of devices that the driver finds, or 0 without a driver."""
-    num_devices = ctypes.c_int(0)
+    num_devices = ctypes.c_int()
     with contextlib.suppress(OSError):
         driver = ctypes.CDLL("libcuda.so.1")
         if not driver.cuInit(0):

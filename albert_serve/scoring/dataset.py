@@ -61,10 +61,7 @@ def _score_rows(
     data: Iterable[Any], scorer: Scorer, reader: RowReader, options: ScoreOptions
 ) -> Iterator[dict[str, Any]]:
     layout = Layout(type=TableType(format="jsonl"), reader=reader, kept_types=None)
-    rows = (
-        Row(f"row {number}", dict(row) if isinstance(row, Mapping) else {"text": row})
-        for number, row in enumerate(data, start=1)
-    )
+    rows = (Row("a row", dict(row) if isinstance(row, Mapping) else {"text": row}) for row in data)
     batches = collect_rows(rows, reader.selection)
     for part in answer_batches(scorer, reader, batches, options):
         yield from json_rows_of(layout, part)

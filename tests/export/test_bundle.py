@@ -172,7 +172,7 @@ ERRORS: Final[list[tuple[Change | None, tuple[str, ...], str]]] = [
     (lambda folder: change_config(folder, id2label={"0": "a"}), (), "The classifier has 2 outputs"),
     (lambda folder: change_config(folder, hidden_size=48), (), "the config requires (48, 12)"),
     (lambda folder: os.truncate(folder / "model.safetensors", 5000), (), "5000 bytes"),
-    (set_ffn_weight(torch.inf), (), f"{FFN} contain NaN or infinite"),
+    (set_ffn_weight(torch.inf), (), f"{FFN} contains NaN or infinite"),
     (set_ffn_weight(-65505), FP16, "--keep-fp32 ffn"),
     (lambda folder: (folder / "tokenizer.json").unlink(), (), "neither tokenizer.json nor spiece"),
     (lambda folder: exporting.write_tokenizer(folder, 51), (), "has 51 pieces; the model has embe"),
