@@ -217,11 +217,16 @@ def test_bentoml_lists_imported_bundles_and_a_tag_without_a_version_means_the_la
 
 
 def test_a_failed_import_does_not_change_the_store(
-    bundle_dir: Path, int8_dir: Path, home: Path, error_of_command: Callable[..., str]
+    bundle_dir: Path,
+    int8_dir: Path,
+    checkpoint_dir: Path,
+    home: Path,
+    error_of_command: Callable[..., str],
 ) -> None:
     import_bundle(bundle_dir, "--name", "tiny:1")
     line = error_of_command("import", int8_dir, "--name", "tiny:1")
     assert "cannot be imported as tiny:1: Item 'tiny:1' already exists" in line
+    assert "has no manifest.json" in error_of_command("import", checkpoint_dir)
     imported = Bundle.open(home / "models/tiny/1")
     assert imported.manifest == Bundle.open(bundle_dir).manifest
     assert error_of_command("info", "bentoml:tiny:2").startswith(

@@ -152,7 +152,7 @@ def test_a_changed_job_is_an_error_unless_it_is_restarted(
 @pytest.mark.parametrize(
     ("file", "damage"),
     [
-        ("_parts.jsonl", lambda file: file.write_text("{}\n")),
+        ("_parts.jsonl", lambda file: file.write_text(file.read_text().replace("rows", "row"))),
         ("part-000000.csv", Path.unlink),
         ("part-000001.csv", lambda file: os.truncate(file, 40)),
         ("part-000001.csv", lambda file: file.write_text(file.read_text().replace("t 1", "t 2"))),
@@ -264,3 +264,11 @@ def test_input_and_output_can_be_pipes(tmp_path: Path) -> None:
     reader.join(timeout=10)
     rows = [json.loads(line) for line in contents[0].splitlines()]
     assert [row["id"] for row in rows] == list(range(30))
+
+
+def test_rows_on_standard_output_follow_the_content_of_its_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    os.write(1, b"first line\n")
+    score(write_jsonl(tmp_path / "in.jsonl", texts(1)), "-")
+    assert capfd.readouterr().out.startswith('first line\n{"id": 0')
