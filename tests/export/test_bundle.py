@@ -126,6 +126,8 @@ def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
         "text_classification_accuracy": 0.71234567,
         "text_classification_classes": {"a|b": {"f1": 0.5}},
         "question_answering_f1": 88.5,
+        "question_answering_parameters": {"top_k": 2},
+        KEY: 1.5,
         "embeddings_spearman": 0.6254,
         "embeddings_mrr_at_10": 0.5,
         "single_sentence_order_accuracy": 0.58,
@@ -152,6 +154,8 @@ def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
         ("sentence-similarity", "held-out data", "mrr_at_10", 0.5),
     ]
     assert "| accuracy | 71.2000 | 70.8000 | 2,770 |" in card.text
+    best = 'its best F1 with `"null_score_diff_threshold": 1.5`.'
+    assert f'requests with `"parameters": {{"top_k": 2}}`, and {best}' in card.text
     assert "| sentence-order: accuracy, single sentences | 0.5800 |" in card.text
 
 
