@@ -114,7 +114,7 @@ class RowBatch:
     Attributes:
         values: values of each row, by column. For Arrow, these are only the columns that the task
             reads, and structures have no null fields.
-        locations: file and line (or row number) of each row, for messages.
+        locations: file and line (or row number) of each row, for messages. Rows of Arrow have none.
         errors: error of each row that cannot be read, by index.
         is_text: whether all values are text, as in CSV.
         kept_columns: Arrow record batch of the columns that the output keeps, or None if they are
@@ -286,10 +286,7 @@ def arrow_batches(
             {name: _without_nulls(value) for name, value in row.items()}
             for row in plain_rows(task_columns.slice(start, step))
         ]
-        first = num_before + start + 1
-        locations = [f"{prefix}{number}" for number in range(first, first + len(values))]
-        kept_slice = kept_columns.slice(start, step)
-        yield RowBatch(values=values, locations=locations, kept_columns=kept_slice)
+        yield RowBatch(values=values, kept_columns=kept_columns.slice(start, step))
 
 
 def _as_text(batch: Any, fields: Collection[str], location: str) -> Any:

@@ -70,8 +70,8 @@ class Layout:
         """Return, for each row, the JSON values that the output keeps, by their names in it."""
         rows, names = self.reader.kept_rows(batch), self._names
         renamed = []
-        for location, row in zip(batch.locations, rows, strict=True):
-            self._check_columns(location, row)
+        for index, row in enumerate(rows):
+            self._check_columns(batch, index, row)
             row_names = self.reader.output_names(list(row)) if self.kept_types is None else names
             renamed.append({row_names[name]: value for name, value in row.items()})
         return renamed
@@ -85,8 +85,8 @@ class Layout:
         if self.kept_types is None or not is_parquet or batch.kept_columns is not None:
             return batch
         rows, errors, columns = self.reader.kept_rows(batch), dict(batch.errors), []
-        for location, row in zip(batch.locations, rows, strict=True):
-            self._check_columns(location, row)
+        for index, row in enumerate(rows):
+            self._check_columns(batch, index, row)
         for name, kind in self.kept_types.items():
             column, failures = _to_column([row.get(name) for row in rows], kind)
             columns.append(column)
@@ -99,12 +99,13 @@ class Layout:
         kept_columns = pa.RecordBatch.from_arrays(columns, names=list(self.kept_types))
         return replace(batch, errors=errors, kept_columns=kept_columns)
 
-    def _check_columns(self, location: str, names: Collection[str]) -> None:
+    def _check_columns(self, batch: RowBatch, index: int, names: Collection[str]) -> None:
         if self.kept_types is None or self.kept_types.keys() >= set(names):
             return
         unknown = next(name for name in names if name not in self.kept_types)
         raise InvalidInputError(
-            f"{location} has a column {unknown!r}, which is not in the first rows. {_OTHER_OUTPUT}"
+            f"{batch.locations[index]} has a column {unknown!r}, which is not in the first rows. "
+            f"{_OTHER_OUTPUT}"
         )
 
 

@@ -128,4 +128,4 @@ def _type_of(texts: Sequence[str | None]) -> Any:
         pa.array(texts, pa.string()).cast(pa.int32())
     except pa.ArrowInvalid:
         return pa.string()
-    return pa.int32() if any(texts) else pa.string()
+    return pa.int32()
