@@ -309,6 +309,14 @@ def test_tables_of_all_libraries_are_scored_in_parts(tmp_path: Path) -> None:
     assert len(scorer.texts) == 5 * 50
 
 
+def test_parts_of_a_table_have_at_most_4_mib() -> None:
+    table = pyarrow.table({"text": ["a"] * 9, "body": ["b" * (1 << 20)] * 9})
+    options = [ScoreOptions(keep=["body"]), ScoreOptions(columns={"text": "body"}, keep=[])]
+    for option in options:
+        scored = score_dataset(table, HashScorer(), option).read_all()
+        assert scored.column("label").num_chunks == 3
+
+
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A local Ray cluster of two CPUs."""
