@@ -85,7 +85,7 @@ def _sizes(config: AlbertConfig, manifest: Manifest) -> ModelSizes:
     return ModelSizes(
         num_parameters=sum(map(math.prod, shapes)),
         weights_bytes=manifest.files[WEIGHTS_FILE].size,
-        num_layers=config.num_layers * config.num_inner_layers,
+        num_layers=len(config.layer_plan),
         hidden_size=config.hidden_size,
         embedding_size=config.embedding_size,
         num_heads=config.num_heads,
