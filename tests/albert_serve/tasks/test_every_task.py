@@ -25,6 +25,7 @@ LONG_ITEMS: Final[dict[str, Any]] = {
     "sentence-order": {"text": LONG, "text_pair": "b"},
     "feature-extraction": LONG,
 }
+NO_CONTEXT: Final = {"question": "a", "context": "\u0301"}  # the accent has no letter
 
 
 def read(task: str, inputs: Any, **parameters: Any) -> TaskRequest:
@@ -69,6 +70,8 @@ def test_a_text_may_have_as_many_tokens_as_the_model_has_positions(task_setup: T
         ("text-classification", "a", {"head": "x"}, InvalidInputError, "'x'.* default"),
         ("text-classification", " \n", {}, InvalidInputError, "^text is empty"),
         ("token-classification", "\u0301", {}, InvalidInputError, "^text is empty"),
+        ("question-answering", NO_CONTEXT, {}, InvalidInputError, "^context is empty"),
+        ("sentence-order", {"sentences": ["a", "\u0301"]}, {}, InvalidInputError, "1. is empty"),
     ],
 )
 def test_an_item_that_cannot_be_answered_is_rejected_with_the_reason(
