@@ -62,7 +62,9 @@ def test_every_task_has_its_own_metrics(
     arguments += ["--text-classification", *[str(labelled_texts)] * 4]
     arguments += ["--question-answering", str(SQUAD)]
     assert main(arguments) == 0
-    *table, last_line = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr()
+    assert "labels are numbers in this order: 0 negative, 1 positive." in output.err
+    *table, last_line = output.out.splitlines()
     assert last_line == f"Written to {checkpoint / 'evaluation.json'}."
     metrics = json.loads((checkpoint / "evaluation.json").read_text())
     classes = metrics.pop("text_classification_classes")

@@ -162,9 +162,9 @@ def test_the_temperature_of_right_predictions_has_smoothed_targets() -> None:
 
 def test_the_calibration_error_is_the_weighted_mean_gap_of_the_bins() -> None:
     """There are 15 bins, of which 0.66 and 0.68 are in different ones."""
-    rows = [[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.4, 0.6], [0.66, 0.34], [0.68, 0.32]]
-    error = calibration_error(torch.tensor(rows).log(), torch.tensor([0, 1, 1, 1, 0, 1]))
-    assert error == pytest.approx((0.8 + 0.8 + 0.34 + 0.68) / 6)
+    rows = [[0.9, 0.1], [0.4, 0.6], [0.66, 0.34], [0.68, 0.32], [0.95, 0.05], [1.0, 0.0]]
+    error = calibration_error(torch.tensor(rows).log(), torch.tensor([0, 1, 0, 1, 0, 1]))
+    assert error == pytest.approx((0.1 + 0.4 + 0.34 + 0.68 + (1 - 0.05)) / 6)
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def test_fitting_a_head_leaves_the_encoder_unchanged(intents: Path) -> None:
     assert all(torch.equal(before[name], after[name]) for name in encoder)
     assert accuracies(intents)[0] > 0.8
     our = load_checkpoint(intents / "best").eval()
+    assert "sentence-order" not in our.tasks  # the pooler has changed
     hf = hf_load("AlbertForSequenceClassification", intents / "best")
     batch = ragged()
     with torch.no_grad():

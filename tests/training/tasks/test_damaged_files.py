@@ -71,6 +71,7 @@ def read_label_names(files: Sequence[Path]) -> list[str]:
         (read_choices, "a.txt", RACE | {"article": " "}, "a.txt: The passage has no article."),
         (read_choices, "a.txt", RACE | {"options": "b"}, "a.txt: questions, options, answers must"),
         (read_choices, "a.txt", RACE | {"answers": []}, ": 1 questions, 1 options, 0 answers"),
+        (read_choices, "a.txt", RACE | {"answers": ["C"]}, "a.txt, question 1: Answer 'C' is not"),
         (read_choices, "a.jsonl", CHOICE | {"context": ""}, "line 1: Column context has no text."),
         (read_choices, "a.jsonl", CHOICE | {"choices": ["b", ""]}, "Choice 1 has no text (counted"),
         (read_choices, "a.jsonl", CHOICE | {"answer": None}, "Answer None is not one of the 2"),
