@@ -131,7 +131,7 @@ def test_the_contrastive_loss_is_that_of_khosla_et_al() -> None:
     assert loss.item() == pytest.approx(np.mean(terms))
 
 
-def test_the_same_fraction_of_each_label_is_held_out() -> None:
+def test_the_same_fraction_of_each_label_is_held_out(capsys: Capture) -> None:
     """Texts whose label no other text has are not held out. Equal texts are in the same split."""
     labels = [0] * 100 + [1] * 50 + list(range(2, 12))
     texts = [LabelledText(text=str(n), pair=None, label=k) for n, k in enumerate(labels)]
@@ -140,6 +140,7 @@ def test_the_same_fraction_of_each_label_is_held_out() -> None:
     assert len(splits[TRAINING]) + len(splits[VALIDATION]) == len(texts)
     assert hold_out(texts, 0.2) == splits
     assert hold_out([*texts, *texts], 0.2) == {name: part * 2 for name, part in splits.items()}
+    assert "160 of 320 texts are duplicates." in capsys.readouterr().out
     assert len(hold_out(texts[:50], 0.2)[VALIDATION]) == 10
     assert VALIDATION not in hold_out(texts[:49], 0.2)
     many = [LabelledText(text=str(n), pair=None, label=n % 2) for n in range(4010)]
@@ -150,15 +151,9 @@ HEAD: Task = "text-classification"
 NAMED_HEAD: Task = "text-classification/other"
 
 
-def save_and_open(
-    folder: Path,
-    labels: Sequence[str] = ("a", "b", "c"),
-    heads: tuple[Task, ...] = (),
-    **values: Any,
-) -> Start:
-    """Save and open a checkpoint with a classifier of these labels and additional heads."""
-    model = our_model(TINY, ("fill-mask", HEAD, *heads))
-    save_checkpoint(model, folder, extra_config=label_keys(labels))
+def save_and_open(folder: Path, labels: Sequence[str] = ("a", "b", "c"), **values: Any) -> Start:
+    """Save and open a checkpoint with a classifier of these labels."""
+    save_checkpoint(our_model(TINY, ("fill-mask", HEAD)), folder, extra_config=label_keys(labels))
     return Start.open(folder, FinetuneConfig(output=folder, **{"length": 16, **values}))
 
 
@@ -168,22 +163,26 @@ def output_weight(model: AlbertForTasks) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("labels", "order"),
+    ("stored_labels", "labels", "order"),
     [
-        ("BAD fair Good", [2, 1, 0]),
-        ("fair bad good", [1, 2, 0]),
-        ("good fair", None),
-        ("good fair awful", None),
+        ("good fair bad", "BAD fair Good", [2, 1, 0]),
+        ("good fair bad", "fair bad good", [1, 2, 0]),
+        ("good fair bad", "good fair", None),
+        ("good fair bad", "good fair awful", None),
+        ("3 2 1", "1 2 3", None),
     ],
 )
 def test_a_stored_classifier_is_used_if_its_labels_have_the_same_names(
-    tmp_path: Path, capsys: Capture, labels: str, order: list[int] | None
+    tmp_path: Path, capsys: Capture, stored_labels: str, labels: str, order: list[int] | None
 ) -> None:
-    """Case and order may differ. With other labels, a new classifier replaces the stored one."""
-    start, keys = save_and_open(tmp_path, ("good", "fair", "bad")), label_keys(labels.split())
+    """Case and order may differ. With other labels, a new classifier replaces the stored one.
+
+    A number may mean something else in other data.
+    """
+    start, keys = save_and_open(tmp_path, stored_labels.split()), label_keys(labels.split())
     assert new_classifiers(start, {HEAD: keys}) == ([] if order else [HEAD])
-    names = ", ".join(labels.split())
-    line = f"A new classifier of {names} replaces the classifier of good, fair, bad.\n"
+    new, replaced = (", ".join(text.split()) for text in (labels, stored_labels))
+    line = f"A new classifier of {new} replaces the classifier of {replaced}.\n"
     assert capsys.readouterr().out == ("" if order else line)
     stored = output_weight(our_model(TINY, ("fill-mask", HEAD)))
     weight = output_weight(load_start(start, [HEAD], {HEAD: keys}))
@@ -200,6 +199,7 @@ def test_a_head_of_another_task_replaces_all_text_classifiers(
     folder, keys = tmp_path / "both", {NAMED_HEAD: label_keys(["a", "b"])}
     save_checkpoint(load_start(save_and_open(tmp_path), [NAMED_HEAD], keys), folder)
     start = Start.open(folder, FinetuneConfig(output=folder, length=16))
+    assert NAMED_HEAD in load_start(start, [HEAD], {HEAD: label_keys(["a", "b"])}).tasks
     new_keys = {task: label_keys(["x", "y", "z"])} if task == "token-classification" else {}
     model = load_start(start, [task], new_keys)
     assert set(model.tasks) == {"fill-mask", task}
@@ -209,9 +209,18 @@ def test_a_head_of_another_task_replaces_all_text_classifiers(
     ]
 
 
-@pytest.mark.parametrize("option", ["length", "order_length"])
-def test_the_length_is_from_8_to_the_positions_of_the_model(tmp_path: Path, option: str) -> None:
-    values: dict[str, Any] = {"pretraining": ["a.txt"]}
+@pytest.mark.parametrize(
+    ("option", "data"),
+    [
+        ("length", "pretraining"),
+        ("order_length", "pretraining"),
+        ("length", "question_answering"),
+    ],
+)
+def test_the_length_is_from_8_to_the_positions_of_the_model(
+    tmp_path: Path, option: str, data: str
+) -> None:
+    values: dict[str, Any] = {data: ["a.txt"]}
     for values[option] in (8, 16):
         save_and_open(tmp_path, **values)
     for values[option] in (7, 17):
