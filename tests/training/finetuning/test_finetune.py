@@ -195,7 +195,7 @@ def option_words(
         ("TEXTS QUESTIONS --batch-size 1 2 3", "--batch-size 1 2 3 is not one number per"),
         ("--text-classification none.tsv", "none.tsv does not exist."),
         ("ONE-LABEL", "A classifier needs two or more labels. All texts have x."),
-        ("TEXTS --recipe paper", "--recipe paper differs from task to task. Use --task"),
+        ("TEXTS QUESTIONS --recipe paper", "--recipe paper differs from task to task. Use --task"),
         ("CORPUS --validation texts", "--validation requires labelled data: --text-cl"),
         ("COLA --metric pearson", "--metric pearson does not apply to 2 labels. Choose one of acc"),
         ("COLA --class-weights 1 2 3", "--class-weights 1.0 2.0 3.0 does not match the labels."),

@@ -13,15 +13,18 @@ import pytest
 from tests.training.support import SQUAD, SQUAD_V2, TINY, write
 from training.commands.finetune import ClassifierConfig, FinetuneConfig
 from training.data.batch import TokenisedExample
-from training.data.streams import ExampleStream
+from training.data.collate import Collator
+from training.data.examples import ExampleSettings
+from training.data.streams import ExampleStream, PackedStream
 from training.errors import RunError
 from training.finetuning import tasks
-from training.finetuning.model import Start
+from training.finetuning.model import Start, extra_config
 from training.finetuning.plan import Plan, plan_of
 from training.finetuning.recipes import PAPER, hyperparameters_of
 from training.finetuning.record import export_command, record_of
 from training.loop.distributed import join_world
 from training.loop.validation import Validation
+from training.model.checkpoint import label_keys
 from training.model.heads import Task
 from training.tasks.base import TrainingTask
 from training.tasks.classification.loss import Classification
@@ -72,6 +75,7 @@ def test_questions_have_the_recipe_of_their_version_of_squad() -> None:
         ([SQUAD, SQUAD_V2], {}, (8144, 512, 512)),
         ([SQUAD], {}, (3649, 384, 384)),
         ([SQUAD], {"length": 64}, (3649, 64, 64)),
+        ([SQUAD], {"epochs": 2.0}, (None, 384, 384)),
     ):
         config = make_config(question_answering=files, recipe="paper", **options)
         assert (config.steps, config.length, config.question_length) == expected
@@ -102,6 +106,37 @@ def test_the_first_classifier_is_the_default_unless_one_exists(
     with join_world(config.device) as world:
         tasks.read_tasks(config, start, tasks.setup_of(config, start, world))
     assert heads == [f"text-classification{suffix}" for suffix in expected]
+
+
+def test_continued_pretraining_has_its_documented_defaults(
+    vocab_dir: Path, easy_corpus: Path, tmp_path: Path
+) -> None:
+    config = make_config(output=tmp_path / "run", pretraining=[easy_corpus], order_share=0.5)
+    start = Start(folder=vocab_dir, hf={}, heads={}, architecture=TINY)
+    with join_world(config.device) as world:
+        [task] = tasks.read_tasks(config, start, tasks.setup_of(config, start, world))
+    masked, pairs = task.streams
+    assert isinstance(masked, PackedStream)
+    assert isinstance(pairs, PackedStream)
+    assert masked.plan.settings == ExampleSettings(length=128, sentence_task="none")
+    assert pairs.plan.settings == ExampleSettings(length=16, sentence_task="pairs", min_sentences=2)
+    assert isinstance(masked.collate, Collator)
+    assert masked.collate.masking.rate == 0.15
+    assert config.sentence_weight == 1  # pairs have few labels per step
+
+
+@pytest.mark.parametrize(
+    ("labels", "head_name", "expected"),
+    [("A b", None, "mood"), ("a c", None, None), ("a b", "tone", "tone"), ("a c", "tone", "tone")],
+)
+def test_the_default_classifier_keeps_its_name_unless_the_run_changes_it(
+    labels: str, head_name: str | None, expected: str | None
+) -> None:
+    hf = {**label_keys(labels.split()), "albert_default_head": "mood"}
+    start = Start(folder=Path(), hf=hf, heads={"text-classification": 2}, architecture=TINY)
+    classifier = replace(make_classifier([0, 1]), head_name=head_name)
+    config = extra_config(start, start.heads, [make_task(3), classifier])
+    assert config.get("albert_default_head") == expected
 
 
 def test_a_run_resumes_if_the_options_that_change_its_weights_are_the_same(tmp_path: Path) -> None:
@@ -239,7 +274,7 @@ def test_several_tasks_need_a_limit_and_are_validated_every_500_steps() -> None:
         make_plan(*tasks, steps=1, weights=1)
     for metric in ("loss", "mse"):
         with pytest.raises(RunError, match=f"--metric {metric} does not apply to several"):
-            make_plan(*tasks, make_task(5, metric=metric), steps=1)
+            make_plan(make_task(5), make_task(5, metric=metric), steps=1)
 
 
 @pytest.mark.parametrize(

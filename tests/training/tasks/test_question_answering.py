@@ -117,7 +117,7 @@ def test_answers_without_a_unique_occurrence_are_rejected(
         locate_answers([question_on(context, answer, start)])
 
 
-QUESTIONS = read_squad([SQUAD])
+QUESTIONS = [*read_squad([SQUAD]), question_on("The school is old.", "The school", 0)]
 LONG = Question(
     id="long",
     question="Who was in the school? " * 20,
