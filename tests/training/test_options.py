@@ -159,6 +159,8 @@ def test_a_task_is_downloaded_once_from_the_default_or_a_named_revision(
     assert folder_of("cola") == Path("cola")
     assert find.call_args_list == [call(GLUE, ANY)] * 3
     assert load.call_count == 3
+    with pytest.raises(TrainingError, match=r"has no files of rte\. Use --data"):
+        assert LabelledTexts(task="rte").task_folder
 
 
 @pytest.mark.process

@@ -23,6 +23,7 @@ from albert_serve.client import AlbertClient
 from export.job import ExportConfig, export
 from training.commands.finetune import FinetuneConfig, finetune
 from training.errors import RunError, TrainingError
+from training.finetuning.record import export_command
 from training.model.checkpoint import read_config
 
 ROWS = [
@@ -98,6 +99,7 @@ def test_a_table_is_stored_in_a_file_that_is_named_by_its_content(
     (file,) = configure(to_table(ROWS)).text_classification
     assert parquet.read_table(file).to_pylist() == ROWS
     assert configure(to_table(ROWS)).text_classification == (file,)
+    assert export_command(configure(file, validation=to_table(ROWS))) is None
     assert configure(to_table(ROWS[1:])).text_classification != (file,)
     assert configure([file, str(file)]).text_classification == (file, file)
     assert configure(str(file)).text_classification == (file,)

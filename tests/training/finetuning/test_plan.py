@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.support import SQUAD, SQUAD_V2, TINY, write
+from tests.training.support import RACE, SQUAD, SQUAD_V2, TINY, write
 from training.commands.finetune import ClassifierConfig, FinetuneConfig
 from training.data.batch import TokenisedExample
 from training.data.collate import Collator
@@ -139,6 +139,11 @@ def test_the_default_classifier_keeps_its_name_unless_the_run_changes_it(
     assert config.get("albert_default_head") == expected
 
 
+def test_several_label_columns_are_multi_label_classification_by_default() -> None:
+    assert make_head("a", label_column=["x", "y"]).problem == "multi_label_classification"
+    assert make_head("a", label_column=["x"]).problem is None
+
+
 def test_a_run_resumes_if_the_options_that_change_its_weights_are_the_same(tmp_path: Path) -> None:
     """Options of the machine, the output and the validation may change."""
     (tmp_path / "config.json").write_text(json.dumps(TINY.to_hf()))
@@ -149,7 +154,10 @@ def test_a_run_resumes_if_the_options_that_change_its_weights_are_the_same(tmp_p
         return record_of(config, hyperparameters_of(config, tmp_path))
 
     original = record()
-    assert original["lr"] == "0.0002"
+    assert (original["lr"], original["embeddings"]) == ("0.0002", "None")
+    texts = record(text_classification=[SQUAD], label_column="x")
+    assert (texts["label_column"], texts["multiple_choice"]) == ("x", "None")
+    assert str(RACE / "train") in record(task="race", data=RACE)["multiple_choice"]
     machine = {"threads": 3, "precision": "bf16", "micro_batch_size": 2, "output": "other"}
     reports = {"save_every": 9.0, "report_every": 1, "keep": 9, "validate_every": 7}
     validation = {"validation": [SQUAD_V2], "metric": "exact_match"}
