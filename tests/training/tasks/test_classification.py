@@ -279,7 +279,7 @@ def test_training_labels_are_printed_and_weights_balance_them(
         task=None,
         problem=None,
         columns=Columns(),
-        labels=(),
+        labels=[f"l{n:02}" for n in range(22)],
         class_weights=["balanced"],
         metric=None,
     )
@@ -287,10 +287,10 @@ def test_training_labels_are_printed_and_weights_balance_them(
     header, *lines, omitted, few = capsys.readouterr().out.splitlines()
     assert header == "label    texts    share"
     assert (lines[0], lines[-1]) == ("l20         21    9.1 %", "l01          2    0.9 %")
-    assert (len(lines), omitted) == (20, "... and 1 more labels")
-    assert few == "labels with fewer than 5 texts: l00 (1), l01 (2), l02 (3), l03 (4)"
+    assert (len(lines), omitted) == (20, "... and 2 more labels")
+    assert few == "labels with fewer than 5 texts: l21 (0), l00 (1), l01 (2), l02 (3), l03 (4)"
     assert task.class_weights is not None
-    assert task.class_weights.tolist() == pytest.approx([11 / (n + 1) for n in range(21)])
+    assert task.class_weights.tolist() == pytest.approx([*(11 / (n + 1) for n in range(21)), 1])
 
 
 def test_file_names_determine_the_splits_of_a_folder(tmp_path: Path, capsys: Capture) -> None:

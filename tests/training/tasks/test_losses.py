@@ -127,9 +127,9 @@ def test_class_weights_multiply_losses_only_in_training() -> None:
 
 def test_losses_of_scores_and_several_labels_match_values_by_hand() -> None:
     """A score is right if its error is below 0.5. A text is right if all its labels are right."""
-    model, batch, _ = run_head("text-classification", 1, [0.5, 0.25, -3.0])
-    sums = regression_loss(model, batch, lambda *_: torch.zeros(3, 1))["text-classification"]
-    assert (sums.loss.item(), sums.right.item(), sums.count) == (9.3125, 1, 3)
+    model, batch, _ = run_head("text-classification", 1, [1.0, 0.25, -3.0])
+    sums = regression_loss(model, batch, lambda *_: torch.full((3, 1), 0.5))["text-classification"]
+    assert (sums.loss.item(), sums.right.item(), sums.count) == (12.5625, 1, 3)
     targets = [(1.0, 0.0), (1.0, 1.0), (0.0, 0.0)]
     model, batch, _ = run_head("text-classification", 2, targets)
     logits_CK = torch.tensor([[1.0, -2.0], [1.0, -1.0], [0.0, -3.0]])
