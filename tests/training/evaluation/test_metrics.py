@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 from scipy.special import softmax
 from sklearn.metrics import confusion_matrix, log_loss
 
+from albert_serve.tasks.question_answering.task import QuestionAnswering
+from albert_serve.tokenizer import AlbertTokenizer
 from training.errors import EvaluationError, TrainingError
 from training.evaluation import classifiers
 from training.evaluation.classifiers import HeldOutTexts, classifier_data
@@ -33,7 +36,9 @@ from training.tasks.question_answering.files import Question
 from training.tasks.question_answering.metrics import (
     AnsweredQuestion,
     describe_threshold,
+    prepare_questions,
     question_metrics,
+    question_parameters,
 )
 
 NAMES = ["bad", "$fair_$", "good|fine"]
@@ -82,6 +87,20 @@ def test_questions_with_and_without_an_answer_have_separate_metrics() -> None:
     f1 = {name: metrics[f"question_answering_{name}_f1"] for name in names}
     assert list(f1.values()) == [50, 50, 50]
     assert metrics["question_answering_no_answer_questions"] == 2
+    # If every question has an answer, the null scores are ignored.
+    assert question_metrics(answered(9.0, 9.0, 9.0)[::2], 0.0)["question_answering_f1"] == 50
+
+
+def test_repeated_ids_and_empty_questions_are_listed(tokenizer: AlbertTokenizer) -> None:
+    task = QuestionAnswering(tokenizer=tokenizer, max_positions=64)
+    parameters = question_parameters(64, may_be_empty=True)
+    questions = [*QUESTIONS, QUESTIONS[0], replace(QUESTIONS[1], question=" ")]
+    with pytest.raises(EvaluationError) as caught:
+        prepare_questions(task, questions, parameters)
+    assert caught.value.args == (
+        "Several questions have the same id, for 2 ids: a, b. Use unique ids.",
+        "question b: The question is empty, or too long for the model.",
+    )
 
 
 def test_a_threshold_with_less_than_one_percent_of_answers_gives_a_warning() -> None:

@@ -82,6 +82,7 @@ def test_all_faults_of_records_are_listed(tmp_path: Path) -> None:
         ({"answer": 2}, "is not one of the 2 choices. Use an index, 0 to 1, a letter, A to B, or"),
         ({"answer": "C"}, "Answer 'C' is not one of the 2 choices"),
         ({"choices": ["1", "2"], "answer": "1"}, "Answer '1' is the index of one choice and the"),
+        ({"choices": ["1", "2"], "answer": "2"}, "Answer '2' is not one of the 2 choices"),
     ]
     records = [{**record, **change} for change, _ in faults]
     file = write_records(tmp_path, record, *records)

@@ -302,8 +302,8 @@ def score_answer(question: Question, predicted: str, version: _Version) -> Squad
 def _token_f1(predicted: str, answer: str) -> float:
     """Return the F1 of the words of two texts, or 1 if both are empty."""
     words, answer_words = normalize(predicted).split(), normalize(answer).split()
-    if not words or not answer_words:
-        return float(words == answer_words)
+    if words == answer_words:
+        return 1.0
     num_common = (Counter(words) & Counter(answer_words)).total()
     return 2 * num_common / (len(words) + len(answer_words))
 
