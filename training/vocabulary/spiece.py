@@ -29,6 +29,9 @@ _CLASSES: Final = (None, "AlbertTokenizer", "PreTrainedTokenizer", "TokenizersBa
 # Values of SentencePiece's enumerations of model types and piece types.
 _UNIGRAM, _BPE = 1, 2
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+# SentencePiece replaces a user-defined symbol's score by this one, so that no other pieces win.
+# Symbols of one character can keep their own score, because no piece competes with them.
+_SYMBOL_SCORE: Final = -0.1
 # Maximum number of letters to compose separately, because each needs a pass through the text.
 _MAX_COMPOSED: Final = 64
 # Code points of letters with two marks, and of the final letters of Hangul syllables.
@@ -146,14 +149,8 @@ def _folding(normal: Sequence[str], settings: VocabularySettings) -> Folding:
 
 
 def _unigram(proto: Any) -> models.Unigram:
-    # SentencePiece gives user-defined symbols this score. Symbols of one character can keep their
-    # own score, because no piece competes with them.
-    best_score = max((piece.score for piece in proto.pieces if piece.type == _NORMAL), default=0.0)
     pieces = [
-        (
-            piece.piece,
-            len(piece.piece.encode()) * best_score - 0.1 if _is_long_symbol(piece) else piece.score,
-        )
+        (piece.piece, _SYMBOL_SCORE if _is_long_symbol(piece) else piece.score)
         for piece in proto.pieces
     ]
     unk = next(index for index, piece in enumerate(proto.pieces) if piece.type == _UNKNOWN)

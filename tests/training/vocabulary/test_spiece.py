@@ -108,7 +108,7 @@ MODELS: Final = (
     Model("german", False, (("normalization_rule_name", "identity"),)),
     Model("german", False, (("normalization_rule_name", "nmt_nfkc_cf"),)),
     Model("vietnamese", False, (("split_by_whitespace", False),)),
-    Model("german", False, (("user_defined_symbols", ["[NUM]", "und"]),)),
+    Model("thai", False, (("user_defined_symbols", ["าก", "ากาก"]),)),
 )
 
 
@@ -136,6 +136,7 @@ def test_text_has_the_ids_of_sentencepiece_and_ascending_offsets(
     @example("\u00fc\u0301 \u00f4\u0301")  # composed letters with an additional mark
     @example("\uac00\u11a8")
     @example("\u0646\u0651\u064e")  # two marks that NFC sorts
+    @example("มากกาก ากาก")  # user-defined symbols
     def check(text: str) -> None:
         assume(not any(model.differs(*pair) for pair in pairwise(text)))
         encoding = tokenizer.encode_plain(text)
