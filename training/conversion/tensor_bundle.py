@@ -123,8 +123,6 @@ def _read_table(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _read_block(content: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     """Yield the entries of a block, whose keys store only differences from the previous key."""
-    if offset + size >= len(content):
-        raise ValueError("a block is outside the file")
     if content[offset + size]:
         raise ValueError("compressed blocks are not supported")
     block = content[offset : offset + size]

@@ -76,6 +76,8 @@ def test_every_format_loads_as_the_model_of_transformers(folder: Path, convert_t
     with open_checkpoint(folder) as checkpoint:
         assert checkpoint.folder != folder
         assert checkpoint.name == "pretrained"
+        with open_checkpoint(checkpoint.folder) as standard:
+            assert standard.folder == checkpoint.folder
         our_copy = load_checkpoint(checkpoint.folder).eval()
         hf_copy = hf_load("AlbertForPreTraining", checkpoint.folder)
     assert not checkpoint.folder.exists()
@@ -273,6 +275,13 @@ def test_archives_with_a_truncated_damaged_or_second_file_are_rejected(
     else:
         (archive / name).write_text(content)
     assert_rejected(archive, message)
+
+
+def test_the_position_of_an_index_s_statistics_does_not_matter(archive: Path) -> None:
+    content = bytearray((archive / INDEX).read_bytes())
+    content[-48] = 0x80  # the lowest seven bits of the position
+    (archive / INDEX).write_bytes(content)
+    assert TensorBundle(archive / INDEX).entries == TensorBundle(TENSORFLOW / INDEX).entries
 
 
 @pytest.mark.parametrize("seed", range(20))
