@@ -19,6 +19,7 @@ from albert_serve.bundle.sentence_vectors import (
 from albert_serve.client import AlbertClient
 from albert_serve.errors import ConfigError
 from tests.export.exporting import export_bundle
+from training.conversion.source import open_checkpoint
 from training.model.checkpoint import load_checkpoint, save_checkpoint
 
 TEXTS = ["Heathrow is an airport.", "The airport was opened in 1946, and is west of London. " * 2]
@@ -76,6 +77,8 @@ def test_a_cross_encoder_is_a_classifier_of_pairs_with_its_saved_activation(
     model = load_checkpoint(real_checkpoint, {"text-classification": 1})
     label = {"id2label": {"0": "relevant"}, "label2id": {"relevant": 0}}
     save_checkpoint(model, tmp_path / "plain", tokenizer_from=real_checkpoint, extra_config=label)
+    with open_checkpoint(tmp_path / "plain") as plain:  # a checkpoint without an activation
+        assert plain.folder == tmp_path / "plain"
     library = pytest.importorskip("sentence_transformers", reason="pip install --group dev")
     oracle = library.CrossEncoder(str(tmp_path / "plain"), activation_fn=activation, device="cpu")
     oracle.save(str(tmp_path / "saved"))
