@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import os
 import re
@@ -44,8 +45,9 @@ def test_info_describes_a_bundle(bundle_dir: Path, capsys: pytest.CaptureFixture
 
 
 def test_an_error_is_one_line_without_control_characters_and_its_exit_status_is_1(
-    tmp_path: Path, error_of_command: Callable[..., str]
+    tmp_path: Path, error_of_command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Characters that the output's encoding lacks are escaped, too."""
     assert "nowhere does not exist" in error_of_command("info", tmp_path / "nowhere")
     line = error_of_command("serve", "--bundle", tmp_path, "--threads", "no")
     assert line.startswith("ALBERT_SERVE_THREADS is 'no'")
@@ -53,6 +55,10 @@ def test_an_error_is_one_line_without_control_characters_and_its_exit_status_is_
     table.write_text("a\x1b[2J\x9b\N{RIGHT-TO-LEFT OVERRIDE}b,é\n1,2\n", encoding="utf-8")
     line = error_of_command("score", "--task", "text-classification", table, tmp_path / "out.csv")
     assert r"it has a\x1b[2J\x9b\u202eb, é." in line
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    assert main(["info", "é"]) == 1
+    sys.stderr.seek(0)
+    assert r"\xe9 does not exist" in sys.stderr.read()
 
 
 @pytest.mark.parametrize("arguments", [[], ["sing"], ["serve", "--device", "tpu"]])

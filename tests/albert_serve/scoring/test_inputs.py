@@ -168,13 +168,18 @@ def test_input_columns_named_like_answer_columns_are_renamed(suffix: str, tmp_pa
         assert "labels" not in scored
 
 
-def test_json_arrays_and_saved_datasets_are_read(tmp_path: Path) -> None:
+def test_json_arrays_of_limited_size_and_saved_datasets_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs.write_dataset(tmp_path / "saved", pyarrow.table({"text": ["a", "b", "c"]}))
-    (tmp_path / "in.json").write_text('[{"text": "d"}, 5,\n {"text": "e"}]')
+    content = '[{"text": "d"}, 5,\n {"text": "e"}]'
+    monkeypatch.setattr("albert_serve.tables.jsonl._MAX_ARRAY_BYTES", len(content))
+    (tmp_path / "in.json").write_text(content)
+    (tmp_path / "long.json").write_text(content + "\n")
     scorer = HashScorer()
-    inputs = [tmp_path / "saved", tmp_path / "in.json"]
+    inputs = [tmp_path / "saved", tmp_path / "in.json", tmp_path / "long.json"]
     summary = score(inputs, tmp_path / "out.jsonl", scorer, part_rows=2)
-    assert scorer.texts == list("abcde")
+    assert (scorer.texts, summary.num_errors) == (list("abcde"), 2)
     assert summary.first_error == f"{tmp_path}/in.json, record 2 is not a JSON object."
 
 
