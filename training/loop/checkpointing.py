@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import safetensors
 import torch
 from filelock import FileLock, Timeout
 
@@ -29,8 +28,6 @@ _HASHES: Final = "hashes.json"
 _STATE: Final = "state.pt"
 _NEWEST_LINK: Final = "checkpoint"
 _BEST_LINK: Final = "best"
-# Errors of a failed write in Python, torch and safetensors.
-_WRITE_ERRORS: Final = (OSError, RuntimeError, safetensors.SafetensorError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,10 +71,8 @@ class Checkpoints:
                 hashes = {file.name: sha256_of(file) for file in folder.iterdir() if file.is_file()}
                 (folder / _HASHES).write_text(json.dumps(hashes, indent=2) + "\n")
             self._link(_NEWEST_LINK, final)
-        except _WRITE_ERRORS as error:
-            reason = str(error).splitlines()[0]
-            if isinstance(error, OSError) and error.strerror:
-                reason = error.strerror
+        except (OSError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise RunError(
                 f"The checkpoint of step {step:,} could not be written: {reason.rstrip('.')}. "
                 f"{self._advice()}"
@@ -203,7 +198,7 @@ def find_damage(checkpoint: Path) -> str | None:
                 return f"{name} has changed since it was written"
     except (OSError, ValueError, AttributeError) as error:
         return str(error)
-    return None if _STATE in hashes else f"{_HASHES} does not list {_STATE}"
+    return None
 
 
 def _remove(checkpoint: Path) -> None:
