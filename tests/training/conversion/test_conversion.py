@@ -54,6 +54,7 @@ from training.model.albert import ModelInputs
 from training.model.checkpoint import (
     CheckpointError,
     load_checkpoint,
+    read_config,
     read_weights,
     save_checkpoint,
 )
@@ -210,6 +211,8 @@ def test_the_checkpoint_of_the_wheel_is_the_rounded_default_model(tmp_path: Path
     write_from_int8(REPOSITORY / "albert_serve/models/albert-small-en", tmp_path / "checkpoint")
     with open_checkpoint(None) as default, open_checkpoint(tmp_path / "checkpoint") as packaged:
         assert default.folder == shipped_bundle()
+        labels, expected = (read_config(c.folder)["id2label"] for c in (packaged, default))
+        assert labels == expected
         exact, rounded = read_weights(default.folder), read_weights(packaged.folder)
         assert exact.keys() == rounded.keys()
         for name, weight in exact.items():

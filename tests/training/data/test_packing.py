@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from albert_serve.tokenizer import AlbertTokenizer
-from tests.training.support import corpora, make_part, make_shards
+from tests.training.support import TINY, corpora, make_part, make_shards
 from training.data import packing
 from training.data.batch import PretrainBatch
 from training.data.collate import Collator, Slicing, load_steps
 from training.data.examples import IGNORED, Example, ExampleSettings, SentenceTask, build_examples
 from training.data.masking import NgramMasking, word_starts
-from training.data.packing import MAX_IN_ROW, Plan, Position
+from training.data.packing import MAX_IN_ROW, Plan, Position, best_row_length, pack
 from training.data.shards import Shards
 from training.errors import TrainingError
 from training.model.albert import Packing
@@ -88,6 +88,20 @@ def test_steps_continue_from_any_position(
             assert list(islice(rest, 7 - number)) == steps[number + 1 :]
         single_rows = [step.rows[0] for step in islice(plan.steps(1, Position()), 8 * num_rows)]
     assert [row for step in steps for row in step.rows] == single_rows
+
+
+def test_an_example_goes_into_the_row_that_it_leaves_with_the_least_room() -> None:
+    """The longest examples are first. A row has at most 16 sequences, with its padding."""
+    assert pack(np.array([3, 10, 4, 6, 5, 1]), 10).tolist() == [2, 0, 1, 1, 2, 2]
+    assert np.bincount(pack(np.ones(31, np.int64), 40)).tolist() == [15, 15, 1]
+
+
+@pytest.mark.parametrize(("hidden_size", "length"), [(10, 64), (11, 128)])
+def test_the_row_length_is_the_multiple_of_64_with_the_fewest_operations(
+    hidden_size: int, length: int
+) -> None:
+    config = replace(TINY, hidden_size=hidden_size, num_heads=1, max_positions=128)
+    assert best_row_length([np.full(3, 40)], longest=40, config=config) == length
 
 
 VOCAB_SIZE = 800
