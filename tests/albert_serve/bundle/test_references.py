@@ -232,3 +232,5 @@ def test_a_failed_import_does_not_change_the_store(
     assert error_of_command("info", "bentoml:tiny:2").startswith(
         "bentoml:tiny:2 cannot be opened: "
     )
+    for command in ("import", "info"):
+        assert "checkpoint" in error_of_command(command, checkpoint_dir)
