@@ -94,6 +94,9 @@ def test_the_error_of_an_item_has_its_index_in_the_complete_list() -> None:
     with pytest.raises(BodyTooLargeError, match=r"^inputs\[3\]: no$"):
         client.sentence_order(pairs(4, length=40))
     assert sent_numbers(received) == [[0], [1], [2], [3]]
+    client, _ = client_with_responses(error_response(413, "body_too_large"))
+    with pytest.raises(BodyTooLargeError, match=r"^no$"):
+        client.sentence_order(pairs(1)[0])
 
 
 @pytest.mark.parametrize(
