@@ -210,6 +210,4 @@ def class_names(schema: Any) -> dict[str, list[str]]:
 def _names_of(feature: Mapping[str, Any]) -> list[str]:
     """Return the names of a ClassLabel or a list of ClassLabels, or nothing for other features."""
     inner = feature.get("feature", feature)
-    if not isinstance(inner, dict) or inner.get("_type") != "ClassLabel":
-        return []
-    return list(map(str, inner.get("names") or ()))
+    return list(map(str, inner["names"] or ())) if inner.get("_type") == "ClassLabel" else []
