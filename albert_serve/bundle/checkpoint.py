@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from albert_serve.settings import CACHE_VARIABLE, cache_folder, store_tag
 CONFIG_FILE: Final = "config.json"
 # A folder with one of these files is a checkpoint: a model, an adapter, or one in Google's format.
 _CONFIG_FILES: Final = (CONFIG_FILE, "adapter_config.json", "albert_config.json")
-_OPTION: Final = re.compile(r"(?<![\w/])--[a-z]")
 # The second pattern matches the parts of a sentence-transformers model, such as 1_Pooling.
 _CHECKPOINT_FILES: Final = ("*", "[0-9]_*/*")
 
@@ -139,8 +137,11 @@ def _export(checkpoint: str, name: str, content: list[str], precision: Precision
             stderr=subprocess.PIPE,
         )
     if process.returncode:
-        reason = _describe(process.stderr.decode(errors="replace"), checkpoint)
-        raise BundleError(f"{checkpoint} cannot be exported in {precision}: {reason}")
+        error = process.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise BundleError(
+            f"`albert-serve export {checkpoint} --precision {precision}` failed: "
+            f"{error.removeprefix('error: ')}"
+        )
     return bundle
 
 
@@ -153,17 +154,3 @@ def _is_valid(bundle: Path) -> bool:
         shutil.rmtree(bundle)
         return False
     return True
-
-
-def _describe(output: str, checkpoint: str) -> str:
-    """Return the error message of `albert-serve export` without options that the caller lacks."""
-    line = output.strip().rpartition("\n")[2].removeprefix("error: ")
-    parts = re.split(r"(?<=[.;]) ", line)
-    without_options = [part for part in parts if not _OPTION.search(part)]
-    if not without_options or without_options == parts:
-        return line
-    reason = " ".join(without_options).rstrip(".;")
-    return (
-        f"{reason}. Use the options of `albert-serve export {checkpoint} BUNDLE`, and pass BUNDLE "
-        "here."
-    )

@@ -61,7 +61,9 @@ def test_an_error_is_one_line_without_control_characters_and_its_exit_status_is_
     assert r"\xe9 does not exist" in sys.stderr.read()
 
 
-@pytest.mark.parametrize("arguments", [[], ["sing"], ["serve", "--device", "tpu"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["sing"], ["serve", "--device", "tpu"], ["score", "in.csv", "out.csv"]]
+)
 def test_wrong_usage_is_printed_in_one_line_with_exit_status_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +79,7 @@ def test_the_port_is_3000_and_a_port_in_use_is_an_error_before_the_service_start
 ) -> None:
     assert command_parser("serve").get_default("port") == 3000
     monkeypatch.setattr(os, "execvpe", lambda *_: pytest.fail("the service was started"))
+    assert "nowhere contains no bundle" in error_of_command("serve", "--models", "nowhere")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         line = error_of_command("serve", "--bundle", bundle_dir, "--port", port)
@@ -120,7 +123,7 @@ Score = Callable[..., int]
 @pytest.fixture
 def score(bundle_dir: Path, tmp_path: Path) -> Score:
     """A function that scores three rows, of which the second is invalid. It returns the status."""
-    texts = ("An earned run.", 5, "A fielding error.")
+    texts = ("An earned run. " * 50, 5, "A fielding error.")
     rows = [{"id": i, "more": 2, "text": text} for i, text in enumerate(texts)]
     source = write_jsonl(tmp_path / "in.jsonl", rows)
     options = ["--task", "text-classification", "--bundle", str(bundle_dir), "--threads", "1"]
@@ -143,7 +146,7 @@ def test_a_job_writes_the_kept_columns_and_a_summary_with_its_status_counts_and_
     file = tmp_path / "a/new/folder/summary.json"
     assert score("--summary", str(file), "--keep", "text,id") == 0
     first, *_ = (tmp_path / "out.jsonl").read_text().splitlines()
-    assert list(json.loads(first)) == ["text", "id", "output"]
+    assert list(json.loads(first)) == ["text", "id", "output", "truncated_tokens"]
     summary = json.loads(file.read_text())
     assert (summary["status"], summary["num_rows"], summary["num_errors"]) == ("complete", 3, 1)
     assert summary["errors_by_type"] == {"invalid_input": 1}

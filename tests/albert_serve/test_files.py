@@ -101,7 +101,7 @@ def test_quoted_tsv_of_the_csv_module_is_read_correctly(
     [
         ["text\tlabel", '"It rains.\t1', 'He said "no"\t0', '"Yes," he said.\t1', 'Why?"\t0'],
         ["label\ttext", '1\t"It rains.', '0\tHe said "no"', '1\t"Yes."', '0\t"Why?', '1\tNo."', ""],
-        ["a\tb\tc", '"one"\t"two', "short\trow", 'three"\tx\ty'],
+        ["a\tb\tc", '"one"\t"two', "short\trow", 'three"\tx\ty', '"a\t"b\tc\td'],
     ],
 )
 def test_unpaired_quotes_in_tsv_are_ordinary_characters(tmp_path: Path, lines: list[str]) -> None:

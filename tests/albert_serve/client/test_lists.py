@@ -55,6 +55,8 @@ def test_a_list_may_have_more_items_than_the_schema_of_a_request_allows() -> Non
     answers = client.sentence_order(pairs(wire.MAX_ITEMS + 2))
     assert numbers_of(answers) == [0] * wire.MAX_ITEMS + [1, 1]
     assert [len(numbers) for numbers in sent_numbers(received)] == [wire.MAX_ITEMS, 2]
+    with pytest.raises(InvalidInputError, match=rf"^inputs\[{wire.MAX_ITEMS + 1}\]"):
+        client.sentence_order([*pairs(wire.MAX_ITEMS + 1), {"text": 1}])
 
 
 def test_requests_are_as_large_as_the_limit_of_bytes_allows() -> None:
@@ -143,11 +145,17 @@ def rejecting(*rejected: int) -> Answer:
 
 
 def test_no_request_is_sent_after_a_failure(fake_service: MakeService) -> None:
-    client, service = fake_service(rejecting(3), max_concurrency=2)
+    reject = rejecting(3)
+
+    def answer(numbers: list[int]) -> tuple[int, Any]:
+        time.sleep(0.3 if 0 in numbers else 0)  # the first answer arrives after the failure
+        return reject(numbers)
+
+    client, service = fake_service(answer, max_items=1, max_concurrency=2)
     with pytest.raises(InvalidInputError, match=r"^inputs\[3\]: bad$") as caught:
         client.sentence_order(pairs(200))
     assert caught.value.input_index == 3
-    assert len(service.requests) < 20
+    assert len(service.requests) == 4
 
 
 def test_a_running_service_answers_a_stream_of_many_rows(

@@ -82,8 +82,11 @@ def test_a_local_client_raises_the_errors_of_the_service(
         assert caught.type is expected.type
 
 
-def test_concurrent_local_calls_are_never_rejected(bundle_dir: Path) -> None:
+def test_concurrent_local_calls_are_never_rejected_and_use_no_proxy(
+    bundle_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The calls exceed a service's limits of queued tokens and of concurrent callers."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     texts = [LONG] * 10
 
     async def ask() -> list[Any]:
