@@ -154,9 +154,7 @@ class AlbertClient:
             timeout_s=timeout_s,
             num_retries=0,
             max_reply_bytes=sys.maxsize,
-            http_client=httpx.Client(
-                transport=open_transport(bundle, num_threads, device), trust_env=False
-            ),
+            http_client=httpx.Client(transport=open_transport(bundle, num_threads, device)),
         )
         client._exchange.is_own = True
         return client

@@ -55,8 +55,9 @@ def test_a_list_may_have_more_items_than_the_schema_of_a_request_allows() -> Non
     answers = client.sentence_order(pairs(wire.MAX_ITEMS + 2))
     assert numbers_of(answers) == [0] * wire.MAX_ITEMS + [1, 1]
     assert [len(numbers) for numbers in sent_numbers(received)] == [wire.MAX_ITEMS, 2]
+    invalid: Any = {"text": 1}
     with pytest.raises(InvalidInputError, match=rf"^inputs\[{wire.MAX_ITEMS + 1}\]"):
-        client.sentence_order([*pairs(wire.MAX_ITEMS + 1), {"text": 1}])
+        client.sentence_order([*pairs(wire.MAX_ITEMS + 1), invalid])
 
 
 def test_requests_are_as_large_as_the_limit_of_bytes_allows() -> None:
@@ -242,6 +243,8 @@ def test_an_error_that_no_row_caused_ends_the_stream(fake_service: MakeService) 
     assert sum(map(len, service.requests)) < 400
     with pytest.raises(InvalidInputError, match="Unknown field 'topk'"):
         list(client.with_errors("sentence-order", pairs(5), topk=1))
+    with pytest.raises(InvalidInputError, match="rows has the type str"):
+        client.stream("sentence-order", "one string")
 
 
 def test_nothing_is_sent_after_a_stream_is_closed(fake_service: MakeService, kind: str) -> None:

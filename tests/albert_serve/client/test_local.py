@@ -82,17 +82,17 @@ def test_a_local_client_raises_the_errors_of_the_service(
         assert caught.type is expected.type
 
 
-def test_concurrent_local_calls_are_never_rejected_and_use_no_proxy(
-    bundle_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_local_calls_are_never_rejected(bundle_dir: Path) -> None:
     """The calls exceed a service's limits of queued tokens and of concurrent callers."""
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     texts = [LONG] * 10
 
     async def ask() -> list[Any]:
         async with AsyncAlbertClient.local(bundle_dir, num_threads=1) as albert:
             calls = [albert.text_classification(texts, truncation=True) for _ in range(150)]
-            return await asyncio.gather(*calls)
+            answers = await asyncio.gather(*calls)
+        with pytest.raises(RuntimeError, match="closed"):
+            await albert.info()
+        return answers
 
     answers = asyncio.run(ask())
     assert {len(answer) for answer in answers} == {len(texts)}
