@@ -39,9 +39,7 @@ class Catalogue:
 
     def default_among(self, names: Collection[str]) -> str:
         """Return the default model, or the first one if the default is not among `names`."""
-        if self.preferred is not None and self.preferred in names:
-            return self.preferred
-        return next(name for name in self.bundles if name in names)
+        return next(name for name in (self.preferred or "", *self.bundles) if name in names)
 
     def open_bundles(self) -> tuple[dict[str, Bundle], dict[str, Exception]]:
         """Return the bundles that can be opened, and the errors of the other bundles, by name."""
