@@ -166,6 +166,8 @@ def test_a_second_job_does_not_overwrite_the_summary_of_the_running_job(
         assert score("--summary", str(file)) == 5
     assert "Another job writes to" in error_of(capsys)
     assert file.read_text() == "running job"
+    assert score("--summary", str(tmp_path / "in.jsonl")) == 1
+    assert "is also an input or the output. Pass another file." in error_of(capsys)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +202,7 @@ def test_a_closed_pipe_ends_the_job_without_a_message(bundle_dir: Path, tmp_path
         ("--shard 1", 2, "argument --shard: '1' must be I/N, such as 0/8"),
         ("--column review", 2, "argument --column: 'review' must be FIELD=COLUMN"),
         ("--parameters {", 2, "argument --parameters: it is not JSON"),
+        ("--summary .", 1, "--summary . is a folder. Pass a file."),
         ("--shard 2/2", 1, "shard is 2 of 2. It must be 0 to 1."),
         ("--part-rows 0", 1, "part_rows is 0. It must be 1 or more."),
         ("--max-errors -1", 1, "max_errors is -1. It must be 0 or more."),
