@@ -94,7 +94,7 @@ class Limits:
 
     def check_tokens(self, num_tokens: int, num_queued: int) -> None:
         """Reject a request whose tokens do not fit in the queue. The caller holds its lock."""
-        num_free = max(0, self.settings.max_queue_tokens - num_queued)
+        num_free = self.settings.max_queue_tokens - num_queued
         if num_tokens > num_free:
             raise QueueFullError(
                 f"{num_tokens} tokens do not fit in the queue, which has room for {num_free} more "

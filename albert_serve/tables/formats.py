@@ -186,7 +186,7 @@ def open_lines(path: Path, compression: str = "") -> Iterator[Lines]:
                 stream,
                 encoding or "utf-8-sig",
                 errors="strict" if encoding else "surrogateescape",
-                newline=None if has_cr and not encoding else "\n",
+                newline=None if has_cr else "\n",
             )
             start = beginning.decode(text.encoding, errors="replace")
             yield Lines(text, start, raw.tell if raw.seekable() else lambda: 0)
