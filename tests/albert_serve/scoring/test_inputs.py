@@ -52,7 +52,7 @@ def test_parts_of_parquet_are_smaller_if_the_stored_columns_are_large(tmp_path: 
 
 def test_files_globs_and_folders_are_read_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "in"
-    names = ["b.csv", "a.csv", "deeper/c.csv", "_x.csv", ".y.csv", "old.csv.parts/z.csv"]
+    names = ["b.csv", "a.csv", "deeper/c.csv.gz", "_x.csv", ".y.csv", "old.csv.parts/z.csv"]
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         jobs.write_csv(folder / name, [{"id": str(number), "text": "x"}])
@@ -119,6 +119,7 @@ def test_a_binary_column_is_read_as_utf_8(tmp_path: Path) -> None:
         (b'text\n"a"b\n', {}, r"line 2: .*--no-quotes"),
         (b'text\n"a\nb\n', {}, r"line 2: In line 3, unexpected end of data"),
         (b"text\na\n", {"parameters": {"topk": 1}}, "Unknown field 'topk'"),
+        (b"PK\x03\x04", {}, r"in\.csv is an Excel or Zip file"),
     ],
 )
 def test_a_file_without_the_expected_columns_or_format_is_an_error(

@@ -281,6 +281,7 @@ LARGE_BYTES = SMALL_BYTES + 1
 def test_large_bodies_share_a_limit_that_a_single_body_may_exceed() -> None:
     limits = make_limits(max_held_bytes=2 * LARGE_BYTES)
     with Admission(limits, "fill-mask") as single:
+        single.count_bytes(2 * LARGE_BYTES)
         single.count_bytes(3 * LARGE_BYTES)
     with Admission(limits, "fill-mask") as first, Admission(limits, "fill-mask") as third:
         first.count_bytes(SMALL_BYTES)
