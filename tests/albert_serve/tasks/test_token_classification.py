@@ -145,10 +145,11 @@ def test_a_long_text_is_read_to_its_end_and_each_token_is_returned_once(
 
 def test_words_have_punctuation_only_inside_or_in_abbreviations(tokenizer: AlbertTokenizer) -> None:
     """The pipeline reads "(Berlin)," as one word, whose first token is the bracket."""
-    text = "in (Berlin), O'Brien's U.K. for Clacton-on-Sea; St. a.b."
+    text = "in (Berlin), O'Brien's U.K. for Clacton-on-Sea; St. a.b. iPad中"
     offsets = tokenizer.encode_plain(text).offsets
     words = [text[offsets[w[0]][0] : offsets[w[-1]][1]] for w in find_words(text, offsets)]
     expected = ["in", "Berlin", "O'Brien's", "U.K.", "for", "Clacton-on-Sea", "St.", "a.b."]
+    expected += ["iPad", "中"]
     assert [word for word in words if word[0].isalpha()] == expected
 
 
