@@ -105,6 +105,10 @@ def test_a_target_that_is_not_in_the_vocabulary_gives_a_warning(
     assert several.endswith(f"Its first piece {first!r} was scored.")
     assert unknown.endswith("which says nothing about the target.")
     assert empty.startswith("The target ' ' is not in the vocabulary. It has no token")
+    many = [f"supervolcano {number}" for number in range(22)]
+    for count, last in ((20, "was scored."), (22, "The same applies to 2 more targets.")):
+        *_, warning = prepare(task_setup, "fill-mask", "[MASK]", targets=many[:count]).warnings
+        assert warning.endswith(last)
 
 
 @pytest.mark.parametrize("text", ["a [MASK]", "The [MASK] of the [MASK] was [MASK]."])
