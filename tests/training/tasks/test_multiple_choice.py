@@ -83,6 +83,7 @@ def test_all_faults_of_records_are_listed(tmp_path: Path) -> None:
         ({"answer": "C"}, "Answer 'C' is not one of the 2 choices"),
         ({"choices": ["1", "2"], "answer": "1"}, "Answer '1' is the index of one choice and the"),
         ({"choices": ["1", "2"], "answer": "2"}, "Answer '2' is not one of the 2 choices"),
+        ({"choices": ["b", "b"], "answer": "b"}, "Answer 'b' is not one of the 2 choices"),
     ]
     records = [{**record, **change} for change, _ in faults]
     file = write_records(tmp_path, record, *records)
@@ -113,6 +114,8 @@ def test_sequences_are_pairs_truncated_to_the_length(tokenizer: AlbertTokenizer)
 def test_texts_that_are_too_long_are_listed_without_truncation(tokenizer: AlbertTokenizer) -> None:
     texts = read_choices([RACE / "dev"])
     examples, _ = choice_examples(texts, tokenizer, length=512, truncation=False)
+    for text, example in zip(texts, examples, strict=True):
+        assert example.context.tolist() == tokenizer.encode_plain(text.context).ids
     longest = max(max(example.lengths) for example in examples)
     assert choice_examples(texts, tokenizer, length=longest, truncation=False)[1] == 0
     with pytest.raises(CorpusError, match=f"more than {longest - 1} tokens. Use --trunc"):

@@ -119,10 +119,19 @@ def test_broken_tags_and_overlaps_are_reported(tmp_path: Path, capsys: Capture) 
     assert read_tagged([file])[0].entities[1] == Entity(9, 13, "PER")
     line = f"1 tags that break their scheme (used unchanged): {file}, line 5"
     assert line in capsys.readouterr().out
-    spans = [SPANS[1], {"start": 4, "end": 8, "label": "LOC"}, SPANS[0]]
-    spans += [{"start": 8, "end": 14, "label": "VERB"}]
+    read_tagged([write_conll(file, "B-PER E-PER I-PER O S-LOC I-LOC")])
+    assert f"2 tags that break their scheme (used unchanged): {file}, line 5; {file}, line 8" in (
+        capsys.readouterr().out
+    )
+    read_tagged([write_conll(file, "I-PER O O O I-LOC O")])
+    assert "break their scheme" not in capsys.readouterr().out
+    spans = [SPANS[1], {"start": 0, "end": 3, "label": "LOC"}, SPANS[0]]
+    spans += [{"start": 8, "end": 11, "label": "VERB"}, {"start": 11, "end": 14, "label": "TENSE"}]
+    spans += [{"start": 24, "end": 25, "label": "END"}]
     file = write_jsonl(tmp_path / "b.jsonl", {"text": TEXT, "entities": spans})
-    assert read_tagged([file])[0].entities == (ENTITIES[0], Entity(9, 13, "VERB"), ENTITIES[1])
+    parts = (Entity(9, 11, "VERB"), Entity(11, 13, "TENSE"))
+    expected = (ENTITIES[0], *parts, ENTITIES[1], Entity(24, 25, "END"))
+    assert read_tagged([file])[0].entities == expected
     line = f"1 entities that overlap another entity (ignored): {file}, line 1\n"
     assert line in capsys.readouterr().out
 
@@ -131,7 +140,12 @@ def test_the_first_token_of_a_word_has_its_tag_in_one_window(
     tokenizer: AlbertTokenizer, capsys: Capture
 ) -> None:
     """An entity that splits words consists of the words that start in it."""
-    entities = (Entity(1, 9, "PER"), Entity(18, 24, "LOC"), Entity(29, 31, "PER"))
+    entities = (
+        Entity(1, 9, "PER"),
+        Entity(18, 24, "LOC"),
+        Entity(25, 26, "LOC"),
+        Entity(29, 31, "PER"),
+    )
     text = TaggedText(text=f"({TEXT}) " * 9, entities=entities, location="a, line 1")
     names = ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
     blank = TaggedText(text=" ", entities=())
@@ -140,7 +154,7 @@ def test_the_first_token_of_a_word_has_its_tag_in_one_window(
     assert line in capsys.readouterr().out
     targets = [target for example in examples for target in example.target if target != IGNORED]
     assert len(examples) > 1
-    assert sorted(target for target in targets if target) == [1, 3, 3, 4]
+    assert sorted(target for target in targets if target) == [1, 1, 3, 3, 4]
     assert len(targets) == 9 * 8  # words and punctuation
     for example in examples:
         assert len(example.target) == len(example.ids) <= 40

@@ -236,7 +236,7 @@ def _checked(
 def _find_answer(answer: Any, choices: Sequence[str], labels: Sequence[str]) -> int | None:
     """Return the index of an answer, which is one of the labels, an index, a letter or a text."""
     text = cell_text(answer)
-    if text is None or isinstance(answer, bool):
+    if text is None:
         return None
     if text in labels:
         index = labels.index(text)
@@ -256,7 +256,7 @@ def _is_ambiguous(answer: Any, choices: Sequence[str], labels: Sequence[str]) ->
     text = cell_text(answer) or ""
     if text in labels or not text.isdecimal() or int(text) >= len(choices):
         return False
-    return choices.count(text) == 1 and choices.index(text) != int(text)
+    return text in choices and choices.index(text) != int(text)
 
 
 def groups_of(questions: Iterable[ChoiceText]) -> list[str]:
