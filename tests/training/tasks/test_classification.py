@@ -170,6 +170,7 @@ def test_many_numbers_need_a_problem_type(
     rows = "".join(f"x\t{label}\n" for label in labels)
     files = {"training": [write(tmp_path / "a.tsv", f"text\tlabel\n{rows}")]}
     assert len(read_splits(files).names) == len(labels)
+    assert read_splits(files, labels, problem=None).names == labels
     message = r"type regression for .* single_label_classification"
     with pytest.raises(CorpusError, match=message) if are_rejected else nullcontext():
         assert len(read_splits(files, problem=None).names) == len(labels)

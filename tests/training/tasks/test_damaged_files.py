@@ -37,6 +37,8 @@ MULTI: Final = classification("multi_label_classification")
 INDICATED: Final = classification("multi_label_classification", TWO_LABELS)
 MISNAMED: Final = classification("multi_label_classification", TWO_LABELS, ["sad", "mad"])
 INDICATED_SINGLE: Final = classification("single_label_classification", TWO_LABELS)
+REGRESSION: Final = classification("regression")
+NUMBERED: Final = classification("single_label_classification", names=["1", "2", "3"])
 NAMED_SCORES: Final = classification("regression", names=["a", "b"])
 RACE: Final = {"article": "a", "options": [["b", "c"]], "questions": ["?"], "answers": ["A"]}
 CHOICE: Final = {"context": "a", "choices": ["b", "c"], "answer": 0}
@@ -44,6 +46,8 @@ SQUAD_ROW: Final = {"id": "1", "context": "a", "question": "?", "answers": []}
 ADA: Final = {"text": "Ada", "entities": [{"start": 0, "end": 4, "label": "X"}]}
 MIXED: Final = '{"query": "a", "answer": "b"}\n{"anchor": "a", "positive": "b", "negative": "c"}'
 read_columns: Final = partial(read_similar, columns=("a", "b"))
+read_scores: Final = partial(read_similar, columns=("x", "y", "score"))
+read_four_columns: Final = partial(read_similar, columns=("a", "b", "c", "d"))
 
 
 def read_label_names(files: Sequence[Path]) -> list[str]:
@@ -66,6 +70,13 @@ def read_label_names(files: Sequence[Path]) -> list[str]:
         (MISNAMED, "a.csv", "text,sad,glad\nx,1,0\n", "glad does not match the labels sad, mad."),
         (INDICATED_SINGLE, "a.csv", "text,sad,glad\nx,1,0\n", ", require multi_label_classifica"),
         (NAMED_SCORES, "a.csv", "text,label\nx,1\n", "has one score, but --labels has 2 names."),
+        (
+            REGRESSION,
+            "a.csv",
+            "text,label\nx,-1\n",
+            "There are no examples: 1 of 1 rows are omitted",
+        ),
+        (NUMBERED, "a.csv", "text,label\nx,0\ny,1\n", "line 2: Label '0' (1 rows) is not allowed."),
         (read_choices, "a.txt", "{", "a.txt is not JSON, which a .txt file of RACE must be: "),
         (read_choices, "a.txt", {"text": "a"}, "a.txt has no article, which a passage of RACE"),
         (read_choices, "a.txt", RACE | {"article": " "}, "a.txt: The passage has no article."),
@@ -93,6 +104,8 @@ def read_label_names(files: Sequence[Path]) -> list[str]:
         (read_similar, "a.csv", "Query,QUERY,answer\na,b,c\n", "line 1: The columns 'Query'"),
         (read_similar, "a.jsonl", MIXED, "a.jsonl, line 1 has pairs. Use one kind."),
         (read_columns, "a.csv", "x,y\nc,d\n", "no column a or b. Its columns are x, y."),
+        (read_scores, "a.csv", "x,y\nc,d\n", "The file has no column x or y or score."),
+        (read_four_columns, "a.csv", "a,b,c,d\n", "--embedding-columns a b c d has 4 names."),
         (read_squad, "a.jsonl", SQUAD_ROW | {"answers": [3]}, "line 1 is not in SQuAD's format"),
         (read_squad, "a.json", {"data": []}, "There are no questions in "),
     ],

@@ -100,7 +100,8 @@ SAME_PAIRS = [((FIRST, SECOND), 4.5), ((FIRST, SECOND), 1)]
         ("a.tsv", ["a\tb", "c\td"], (), [(("a", "b"), None), (("c", "d"), None)]),
         ("b.tsv", ["a\tb\tc", "d\te\tf"], (), [(("a", "b", "c"), None), (("d", "e", "f"), None)]),
         ("c.csv", ["x,y,Label,score", "a,b,0.5,1"], ("y", "x"), [(("b", "a"), None)]),
-        ("d.csv", ["x,y,Label,score", "a,b,0.5,1"], ("x", "y", "label"), [(("a", "b"), 0.5)]),
+        ("d.csv", ["x,y,Label,score", "a,b,0.5,1"], ("x", "y", "LABEL"), [(("a", "b"), 0.5)]),
+        ("e.csv", ["anchor,positive,negative,score", "a,b,c,1"], (), [(("a", "b", "c"), None)]),
     ],
 )
 def test_texts_and_scores_are_read_by_header_by_order_or_from_named_columns(
