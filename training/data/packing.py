@@ -137,13 +137,10 @@ class Plan:
     def _groups(self, epoch: int) -> list[tuple[int, ...]]:
         """Shuffle the parts of the corpus for an epoch, and group them into windows."""
         parts = self.shards.parts
-        filled = np.flatnonzero([part.num_documents for part in parts])
-        if not len(filled):
-            raise TrainingError("The corpus contains no example. Add text.")
         rng = np.random.default_rng([_PARTS, self.seed, epoch])
         groups: list[tuple[int, ...]] = []
         room = 0
-        for number in rng.permutation(filled).tolist():
+        for number in rng.permutation(len(parts)).tolist():
             size = parts[number].num_tokens
             if size > room or not groups:
                 groups.append(())

@@ -41,10 +41,6 @@ class Progress:
     elapsed_s: float = 0.0
     _started: float | None = None
 
-    def __post_init__(self) -> None:
-        if self.num_steps is None and self.budget_s is None:
-            raise RunError("The run has no end. Set --steps or --budget.")
-
     def start_clock(self) -> None:
         """Start counting seconds of training."""
         self._started = time.monotonic()

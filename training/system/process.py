@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import signal
-import sys
 import threading
 import time
 from types import FrameType
@@ -62,8 +61,6 @@ def keep_freed_memory() -> None:
     activations, so in the next step the kernel maps and zeroes the pages again. This takes a third
     of the step's time (docs/decisions.md). Without glibc, this function changes nothing.
     """
-    if sys.platform != "linux":
-        return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
