@@ -90,6 +90,54 @@ def test_ids_have_2_bytes_up_to_65536_pieces(tmp_path: Path, vocab_size: int, dt
     assert part.tokens.tolist() == ids.tolist()
 
 
+def write_shards(folder: Path, *documents: list[int], part_bytes: int = 1 << 20) -> list[int]:
+    """Write documents of these sentence lengths, and return the size of each part in bytes."""
+    folder.mkdir(exist_ok=True)
+    manifest = CorpusManifest(tokenizer_sha256="", fingerprint="")
+    ShardWriter(folder, manifest, part_bytes=part_bytes, vocab_size=99).write(
+        Tokenised(
+            tokens=np.arange(sum(lengths), dtype=np.int32),
+            lengths=np.array(lengths, np.int32),
+            end=CorpusPosition(),
+        )
+        for lengths in documents
+    )
+    parts = sorted(folder.glob("part-*"))
+    return [sum(file.stat().st_size for file in part.iterdir()) for part in parts]
+
+
+def test_a_part_has_at_most_the_set_number_of_bytes(tmp_path: Path) -> None:
+    """Documents without sentences are skipped."""
+    documents: list[list[int]] = [[3, 4], [], [5]]
+    (size,) = write_shards(tmp_path / "large", *documents)
+    assert write_shards(tmp_path / "exact", *documents, part_bytes=size) == [size]
+    assert len(write_shards(tmp_path / "small", *documents, part_bytes=size - 1)) == 2
+    with pytest.raises(ShardError, match="The corpus contains no sentence"):
+        write_shards(tmp_path / "empty", [])
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("tokens", np.arange(7)),
+        ("sentences", np.array([0, 3, 7], np.int32)),
+        ("sentences", np.array([1, 3, 7])),
+        ("sentences", np.array([0, 3, 6])),
+        ("sentences", np.array([0, 7, 7])),
+        ("documents", np.array([0, 1])),
+        ("documents", np.array([0, 1, 2])),
+    ],
+)
+def test_a_part_of_arrays_that_contradict_each_other_is_rejected(
+    tmp_path: Path, name: str, array: Any
+) -> None:
+    write_shards(tmp_path, [3, 4])
+    Shards.open(tmp_path)
+    np.save(tmp_path / f"part-00000/{name}.npy", array)
+    with pytest.raises(ShardError, match="files that contradict each other"):
+        Shards.open(tmp_path)
+
+
 def test_a_folder_takes_only_its_corpus_and_tokenizer(tokenizer_file: Path, tmp_path: Path) -> None:
     """The names, sizes, and first and last MiB of files count, and the column and size of parts."""
     corpus, folder, gap = tmp_path / "corpus.txt", tmp_path / "shards", " " * ((1 << 20) - 7)

@@ -98,6 +98,8 @@ def test_the_error_of_a_damaged_file_names_it(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"text": {"}', "line 301 is not JSON"),
+        ("a.jsonl", r'{"text": "\ud800"}', "line 301: .* half of a surrogate pair"),
+        ("wiki", '<doc id="1" title="A">\nOne.', "wiki is incomplete: its last <doc ...> has no <"),
         ("a.txt", b"\xff", "a.txt, line 301 is not UTF-8"),
         ("a.bin", b"\0\1", "a.bin is not text: it contains bytes of value 0"),
         ("a.txt", "a" * (1 << 24) + "b", "a.txt, line 301 has more than 16777216 bytes"),
@@ -160,6 +162,18 @@ def test_the_text_column_is_the_only_text_column_or_the_specified_column(
         assert list(read_documents([file], "body")) == ["One.", "Two."]
         with pytest.raises(CorpusError, match=r'no column "story", but several .* Body\.'):
             list(read_documents([file], "story"))
+
+
+def test_long_documents_are_split_at_line_ends_if_possible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("corpus", "documents"):
+        monkeypatch.setattr(f"training.data.{module}.MAX_DOCUMENT_CHARACTERS", 8)
+    records = [{"text": text} for text in ("One\nTwo\nThree and four", "1234\n678", " " * 9)]
+    file = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, records)))
+    assert read(file) == ["One\nTwo", "Three an", "d four", "1234\n678"]
+    text = write(tmp_path / "a.txt", "One\nTwo\nThree\n\n1\n2\n")
+    assert read(text) == ["One\nTwo", "Three", "1\n2"]
 
 
 def test_folders_are_searched_in_order_without_hidden_files(tmp_path: Path) -> None:

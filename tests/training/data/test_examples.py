@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -125,6 +126,11 @@ def test_examples_are_determined_by_the_seed_the_epoch_and_the_part(task: Senten
     assert len(set(keys)) == 4
 
 
+def test_excess_tokens_are_removed_from_both_ends_alike() -> None:
+    examples = build([[100]] * 200, "none", 52)
+    assert (examples.bounds[:, 0] % 100).mean() == pytest.approx(25, abs=1)
+
+
 PAIRS = ExampleSettings(length=128, sentence_task="pairs", min_sentences=2)
 
 
@@ -178,6 +184,13 @@ def test_a_pair_may_be_as_long_as_the_length(length: int, num_pairs: int) -> Non
         make_part([[5, 4]]), ExampleSettings(length=length, sentence_task="pairs"), seed=0, epoch=0
     )
     assert len(pairs.labels) == num_pairs
+
+
+def test_single_sentences_of_a_pair_have_at_least_8_tokens_and_similar_lengths() -> None:
+    part = make_part([[8, 9], [7, 8], [10, 12], [20, 25], [7, 8, 8, 9, 9]])
+    example_settings = replace(PAIRS, min_sentences=1, single_sentences=True)
+    bounds = build_examples(part, example_settings, seed=0, epoch=0).bounds
+    assert (bounds[:, 1::2] - bounds[:, ::2]).tolist() == [[8, 9], [10, 12], [8, 8], [9, 9]]
 
 
 def test_a_batch_has_each_pair_in_both_orders_and_no_mask(shards: Shards) -> None:

@@ -321,6 +321,14 @@ def test_the_first_of_equally_good_validations_is_the_best(
         assert best.stops_early == (step - (expected or 0) >= 2)
 
 
+def test_a_run_whose_metric_is_never_a_number_ends_with_a_report() -> None:
+    best = BestValidation(metric="pearson")
+    assert not best.update(1, {"pearson": math.nan})
+    assert list(best.report(1.0, Path("best"))) == [
+        "The best validation, in best: none has a value of pearson."
+    ]
+
+
 def test_a_run_stops_early_and_resumes_with_more_patience(tmp_path: Path, capsys: Capture) -> None:
     """The best checkpoint is kept. The last step is validated once."""
     stub = Stub(accuracies={2: 0.5, 3: 0.75, 8: 0.875})

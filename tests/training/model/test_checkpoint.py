@@ -186,6 +186,7 @@ CASES: dict[str, tuple[Damage, str]] = {
     "truncated": (lambda f: os.truncate(f / "model.safetensors", 5000), "s cannot be read: .*"),
     "far wider": (change_config(hidden_size=12_000_000), r"shape \(24, \d+\), but .*\(12000000"),
     "other heads": (change_config(architectures=["Reranker"]), "architecture Reranker in"),
+    "no list": (change_config(architectures=[7]), r"architectures of .* is \[7\], not a list"),
     "infinite": (change_weights(lambda w: w[NORM][1].fill_(-math.inf)), "Norm.bias contains NaN"),
     "no query": (change_weights(lambda w: w.pop(LAYER.format(0))), "has no .*query.bias"),
     "extra layer": (change_weights(lambda w: w.update(EXTRA)), "has albert.*groups.1.*, which its"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from training.model.checkpoint import CheckpointError, label_keys
 from training.model.labels import (
     default_name,
     find_head,
+    head_record,
     labels_config,
     read_labels,
     read_temperature,
@@ -60,6 +62,7 @@ def test_labels_and_problem_type_have_the_defaults_of_transformers() -> None:
         (read_temperature, {"albert_temperature": 0}, "is 0. Use a number greater than 0."),
         (read_temperature, {"albert_temperature": math.inf}, "is inf. Use a number greater than"),
         (read_temperature, {"albert_temperature": "1"}, "is '1'. Use a number greater than 0."),
+        (partial(head_record, head=MOOD), {"albert_heads": "a"}, "is 'a', not an object"),
         (default_name, {"albert_default_head": "a/b"}, "of config.json is 'a/b', not a name."),
     ],
 )
