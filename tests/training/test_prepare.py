@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from filelock import lock_descriptor
 
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.processes import (
@@ -165,6 +166,14 @@ def test_a_folder_takes_only_its_corpus_and_tokenizer(tokenizer_file: Path, tmp_
     write(copy, tokenizer_file.read_bytes() + b"\n")
     with pytest.raises(ShardError, match=f"{folder} was prepared with another .* than {copy}"):
         Shards.open(folder, copy)
+
+
+def test_only_one_process_at_a_time_prepares_a_folder(tokenizer_file: Path, tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    assert lock_descriptor(descriptor, blocking=False)
+    with pytest.raises(ShardError, match=f"Another process is preparing {tmp_path}"):
+        prepare([WIKI], tokenizer_file, tmp_path)
+    os.close(descriptor)
 
 
 PREPARE: Final = "training.commands.prepare"

@@ -195,9 +195,11 @@ def test_impossible_options_print_one_line_and_start_no_run(
     pretrained_run: Path, pretrain_options: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     initialize = f"--initialize-from {pretrained_run / 'checkpoint'}"
+    tokenizer = REPOSITORY / "albert_serve/models/albert-small-en"
     for words, message in (
         ("--length 65", "--length 65 is not between 8 and the model's 64 positions"),
         (f"{initialize} --hidden-size 64", "hidden_size 64 is not the size of"),
+        (f"{initialize} --tokenizer {tokenizer}", "has 800 tokens, but --tokenizer has"),
         (f"{initialize} --preset base", "--preset cannot be combined with --init"),
     ):
         assert run([*pretrain_options, *words.split()], tmp_path / "run") == 1

@@ -184,6 +184,10 @@ def test_folders_are_searched_in_order_without_hidden_files(tmp_path: Path) -> N
     assert find_files([tmp_path / "b.txt", tmp_path]) == [files[1], files[0], files[2]]
     write_dataset(tmp_path / "saved" / "train", pyarrow.table({"text": DOCUMENTS}))
     assert read(*find_files([tmp_path / "saved"])) == DOCUMENTS
+    (tmp_path / "empty").mkdir()
+    for name, message in (("none", "none does not exist"), ("empty", "There is no file in ")):
+        with pytest.raises(CorpusError, match=message):
+            find_files([tmp_path / name])
 
 
 def test_a_sentence_ends_at_the_end_of_its_paragraph() -> None:

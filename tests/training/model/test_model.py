@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from albert_serve.config import Activation, AlbertConfig, Sharing
+from albert_serve.errors import ConfigError
 from tests.training.support import (
     TINY,
     assert_close,
@@ -28,7 +29,7 @@ from tests.training.support import (
     ragged,
 )
 from training.model.albert import Albert, Attention, ModelInputs, Packing
-from training.model.heads import AlbertForTasks
+from training.model.heads import AlbertForTasks, Task
 from training.model.hf_names import parameters
 from training.model.initialization import start_local
 
@@ -105,6 +106,21 @@ def test_initial_weights_are_distributed_as_in_the_original_code() -> None:
         else:
             assert 0.02 < parameter.abs().max() <= 0.04 + 1e-6, name
             assert abs(float(parameter.std()) - 0.0176) < 0.004, name
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ({"text-classification": 2, "multiple-choice": 1}, "have the same name for their weights"),
+        ({"text-classification/mood": 2}, "requires a default classifier"),
+        ({"ranking": 1}, "'ranking' is not a task"),
+        ({"fill-mask": 51}, r"fill-mask has 51 outputs\. It must have 50"),
+        ({"text-classification": 0}, "must have at least 1"),
+    ],
+)
+def test_impossible_heads_are_rejected(tasks: dict[Task, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AlbertForTasks(TINY, tasks)
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import string
 import unicodedata
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -200,6 +201,18 @@ def test_a_corpus_that_does_not_fit_the_vocabulary_is_rejected(tmp_path: Path) -
         with pytest.raises(VocabError, match=message):
             train_vocab(read_documents([WIKI]), tmp_path, **options)
     assert not list(tmp_path.iterdir())
+
+
+def test_sentences_are_drawn_from_the_complete_corpus(tmp_path: Path) -> None:
+    letters: set[str] = set()
+    for seed in range(20):
+        sentences = (f"{letter}{letter} {letter}" for letter in string.ascii_lowercase)
+        file = train_vocab(sentences, tmp_path, vocab_size=16, num_sentences=2, seed=seed)
+        model = sentencepiece.SentencePieceProcessor(model_file=str(file))
+        drawn = {model.id_to_piece(index) for index in range(13, 16)} - {"▁"}
+        assert len(drawn) == 2
+        letters |= drawn
+    assert len(letters) > 15
 
 
 def test_the_vocabulary_size_is_raised_to_what_the_characters_need(
