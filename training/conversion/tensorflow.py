@@ -89,9 +89,8 @@ def load_tensorflow_weights(folder: Path) -> dict[str, Tensor]:
     renamed = {name: _hf_name(name) for name in bundle.entries if not _TRAINING.fullmatch(name)}
     unknown = [name for name, hf_name in renamed.items() if hf_name is None]
     if unknown:
-        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise CheckpointError(
-            f"{indices[0]} contains {unknown[0]}{more}, which are not variables of ALBERT. "
+            f"{indices[0]} contains {unknown[0]}, which is not a variable of ALBERT. "
             "Use a checkpoint of the original pretraining."
         )
     return {

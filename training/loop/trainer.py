@@ -294,7 +294,7 @@ class Trainer:
     @property
     def _is_validation_due(self) -> bool:
         step = self.run.progress.step
-        is_due = self.validation is not None and step > 0 and step % self.validate_every == 0
+        is_due = self.validation is not None and step % self.validate_every == 0
         # Weights after a skipped step are not saved (see `_loop`).
         return is_due and not self.run.num_skipped_in_a_row
 
