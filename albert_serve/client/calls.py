@@ -49,9 +49,7 @@ class RawReply:
     @property
     def beginning(self) -> str:
         """The beginning of the body, for messages."""
-        return repr(
-            self.content[: 4 * _MAX_SHOWN_CHARS].decode(errors="replace")[:_MAX_SHOWN_CHARS]
-        )
+        return repr(self.content.decode(errors="replace")[:_MAX_SHOWN_CHARS])
 
     @property
     def retry_after_s(self) -> float | None:
