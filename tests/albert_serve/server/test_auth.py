@@ -186,6 +186,7 @@ def test_unknown_paths_share_one_label_and_paths_of_models_share_a_pattern() -> 
     for path in ("/web", "/nothing", "/v1/models/", "/v1/models/a/", "/v1/models//info"):
         assert parse(path) == RequestTarget(label="/*", surface="api")
     assert parse("/metrics") == RequestTarget(label="/metrics", surface="metrics")
+    assert parse("/") == RequestTarget(label="/", surface=None)
     assert parse("/web/a.js") == RequestTarget(label="/web/", surface=None)
     assert parse("/static_content/a.css") == RequestTarget(label="/static_content/", surface="docs")
     embeddings = parse("/v1/models/a/embeddings")

@@ -118,6 +118,7 @@ def test_lines_over_the_limit_of_unread_lines_are_dropped_and_counted(
         num_lines = text.count(LINE)
         num_dropped = sum(map(int, NOTICE.findall(text)))
     assert num_dropped > 0
+    assert num_lines + num_dropped == NUM_LINES
     assert [line for line in text.splitlines() if not NOTICE.match(line)] == [LINE] * num_lines
     logger.warning("next")
     assert os.read(read_end, 1 << 20) == b"next\n"

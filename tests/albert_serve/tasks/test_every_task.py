@@ -17,14 +17,14 @@ from albert_serve.tasks.text_length import text_length
 from tests.albert_serve.support import ITEMS
 
 LONG = "a " * 200
-# Items that are too long. Token classification reads texts of any length.
-LONG_ITEMS: Final[dict[str, Any]] = {
-    "fill-mask": f"[MASK] {LONG}",
-    "text-classification": {"text": "b", "text_pair": LONG},
-    "question-answering": {"question": LONG, "context": "a b c"},
-    "sentence-order": {"text": LONG, "text_pair": "b"},
-    "feature-extraction": LONG,
-}
+# Items that are too long for 128 tokens, and how many of their tokens are truncated.
+LONG_ITEMS: Final[list[tuple[str, Any, int]]] = [
+    ("fill-mask", f"[MASK] {LONG}", 203 - 128),
+    ("text-classification", {"text": "b", "text_pair": LONG}, 205 - 128),
+    ("question-answering", {"question": LONG, "context": "a b c"}, 200 - 64),
+    ("sentence-order", {"text": LONG, "text_pair": "b"}, 205 - 128),
+    ("feature-extraction", LONG, 202 - 128),
+]
 NO_CONTEXT: Final = {"question": "a", "context": "\u0301"}  # the accent has no letter
 
 
@@ -36,14 +36,17 @@ def prepare(setup: TaskSetup, task: str, inputs: Any, **parameters: Any) -> list
     return prepare_request(open_task(task, setup), read(task, inputs, **parameters))
 
 
-@pytest.mark.parametrize("task", LONG_ITEMS)
-def test_a_long_text_is_rejected_or_truncated_and_counted(task: str, task_setup: TaskSetup) -> None:
-    items = [ITEMS[task], LONG_ITEMS[task]]
+@pytest.mark.parametrize(
+    ("task", "long_item", "num_truncated"), LONG_ITEMS, ids=[task for task, *_ in LONG_ITEMS]
+)
+def test_a_long_text_is_rejected_or_truncated_and_counted(
+    task: str, long_item: Any, num_truncated: int, task_setup: TaskSetup
+) -> None:
+    items = [ITEMS[task], long_item]
     with pytest.raises(TextTooLongError, match=r"^inputs\[1\]: .*truncation"):
         prepare(task_setup, task, items)
     untruncated, truncated = prepare(task_setup, task, items, truncation=True)
-    assert untruncated.num_truncated == 0
-    assert truncated.num_truncated > 0
+    assert (untruncated.num_truncated, truncated.num_truncated) == (0, num_truncated)
     assert max(len(item.ids) for item in truncated.inputs) <= 128
 
 
