@@ -242,6 +242,12 @@ class Albert(nn.Module):
         return hidden_BSH
 
     def _embed(self, batch: ModelInputs) -> Tensor:
+        length = batch.ids.shape[1]
+        if length > self.config.max_positions:
+            raise ValueError(
+                f"The sequences have {length} tokens, more than the model's "
+                f"{self.config.max_positions} positions."
+            )
         positions_BS = None if batch.packing is None else batch.packing.positions
         x_BSH: Tensor = self.embeddings(batch.ids, batch.types, positions_BS)
         return x_BSH

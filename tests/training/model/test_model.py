@@ -123,6 +123,13 @@ def test_impossible_heads_are_rejected(tasks: dict[Task, int], message: str) -> 
         AlbertForTasks(TINY, tasks)
 
 
+def test_sequences_have_at_most_as_many_tokens_as_the_model_has_positions() -> None:
+    model = AlbertForTasks(TINY, {"fill-mask": 50})
+    model(ragged((TINY.max_positions,)))
+    with pytest.raises(ValueError, match=f"have {TINY.max_positions + 1} tokens, more than"):
+        model(ragged((TINY.max_positions + 1,)))
+
+
 @torch.no_grad()
 def test_each_attention_head_of_the_local_start_attends_to_one_neighbour() -> None:
     """The neighbours of heads 0 to 3 are one back, one ahead, two back and two ahead."""
