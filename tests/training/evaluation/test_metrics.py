@@ -192,6 +192,9 @@ def test_the_calibration_error_is_the_weighted_mean_gap_of_the_bins() -> None:
         ("rte", ["Not_Entailment", "entailment"], [1, 0]),
         ("mnli", ["LABEL_0", "LABEL_1", "LABEL_2"], [0, 1, 2]),
         ("rte", ["yes", "no"], None),
+        ("rte", ["entailment", "not_entailment", "other"], None),
+        ("stsb", ["similarity"], [0]),
+        ("stsb", ["low", "high"], None),
     ],
 )
 def test_labels_of_a_task_are_matched_by_name_or_order(

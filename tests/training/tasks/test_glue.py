@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.training.support import write
+from training.data.corpus import CorpusError
 from training.glue.files import dev_files, patterns_of, training_files
 from training.glue.tasks import TASKS
 from training.tasks.classification.files import read_task, read_test
@@ -68,6 +69,11 @@ def test_training_parts_and_a_validation_file_without_a_header_are_read(tmp_path
     assert [file.name for file in dev_files(TASKS["rte"], tmp_path)["dev"]] == ["dev.tsv"]
     splits = read_task(TASKS["rte"], {"training": files.train, "validation": files.validation})
     assert [len(splits.texts[split]) for split in ("training", "validation")] == [4, 2]
+
+
+def test_missing_files_are_listed(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"has no training file .*\n.* has no held-out file "):
+        training_files(TASKS["rte"], tmp_path)
 
 
 # A row of each task in the columns of `nyu-mll/glue`.

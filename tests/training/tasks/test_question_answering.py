@@ -88,6 +88,7 @@ def question_on(context: str, answer: str, start: int) -> Question:
     [
         pytest.param("cat sat", "cat", 0, 0, id="correct offset"),
         pytest.param("a cat sat", "cat", 0, 2, id="only occurrence"),
+        pytest.param("a cat", "t", -1, 4, id="negative offset"),
         pytest.param("a cat sat", " cat\n", 0, 2, id="white space around the answer"),
         pytest.param("a cat or a cat or a cat", "cat", 13, 11, id="only overlapping occurrence"),
         pytest.param("😀😀😀😀 a cat, a cat", "cat", 18, 14, id="offset in UTF-16"),
