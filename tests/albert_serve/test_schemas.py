@@ -88,6 +88,14 @@ def test_the_error_of_an_invalid_parameter_has_its_name(parameters: Any, expecte
     assert message.startswith(f"parameters{expected}")
 
 
+def test_three_errors_are_shown_and_the_others_are_counted() -> None:
+    invalid = dict.fromkeys(("top_k", "max_answer_len", "max_seq_len", "max_question_len"), 0)
+    body = {"inputs": ITEMS["question-answering"], "parameters": invalid}
+    assert error_of("question-answering", body).endswith("not 0. There are 1 more errors.")
+    del invalid["top_k"]
+    assert error_of("question-answering", body).endswith("not 0.")
+
+
 def test_an_error_shortens_a_long_or_deep_value() -> None:
     deep: Any = []
     for _ in range(100_000):
