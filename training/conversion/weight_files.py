@@ -190,7 +190,7 @@ def _without_decoder(weights: dict[str, Tensor], file: Path) -> dict[str, Tensor
 
 def write_from_int8(bundle: Path, folder: Path) -> None:
     """Write the rounded weights of an int8 bundle as a checkpoint into a new folder."""
-    folder.mkdir(parents=True)
+    folder.mkdir()
     manifest = read_manifest(bundle)
     classifier = manifest.heads.get(CLASSIFICATION)
     labels = label_keys(classifier.labels or ()) if classifier is not None else {}

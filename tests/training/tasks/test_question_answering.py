@@ -106,7 +106,7 @@ def test_an_offset_is_corrected_if_one_occurrence_fits(
 @pytest.mark.parametrize(
     ("context", "answer", "start", "message"),
     [
-        ("a cat", "dog", 2, "has 'cat' at character 2, not 'dog', .* 0 times"),
+        ("a cat", "dog", 0, "has 'a c' at character 0, not 'dog', .* 0 times"),
         ("a cat or a cat", "cat", 8, "not 'cat', which occurs 2 times. Correct"),
         ("a cat", " ", 1, "The answer is empty. Mark the question is_impossible"),
     ],

@@ -29,9 +29,7 @@ def collecting(errors: list[str], *kinds: type[TrainingError]) -> Iterator[None]
     """
     try:
         yield
-    except TrainingError as error:
-        if not isinstance(error, (CorpusError, *kinds)):
-            raise
+    except (CorpusError, *kinds) as error:
         errors += error.args
 
 
