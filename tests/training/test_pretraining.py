@@ -155,6 +155,8 @@ def test_a_run_starts_from_a_checkpoint_with_more_layers_of_shared_weights(
     config = json.loads((tmp_path / "deep" / "config.json").read_text())
     (tmp_path / "deep" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 6}))
     options = [*tiny_options, "--initialize-from", str(tmp_path / "deep"), "--layers", "6"]
+    tokenizer = options.index("--tokenizer")
+    del options[tokenizer : tokenizer + 2]  # the default is the checkpoint's
     assert run(options, tmp_path / "run", "--keep", "9") == 0
     first, last = (tmp_path / "run" / "checkpoints" / f"step-0000000{step}" for step in (0, 8))
     weights = read_weights(tiny_run / "checkpoint")

@@ -194,7 +194,7 @@ def write_from_int8(bundle: Path, folder: Path) -> None:
     manifest = read_manifest(bundle)
     classifier = manifest.heads.get(CLASSIFICATION)
     labels = label_keys(classifier.labels or ()) if classifier is not None else {}
-    config = json.dumps({**manifest.config, **labels}, indent=2)
+    config = json.dumps({**manifest.config, **labels})
     (folder / "config.json").write_text(config, encoding="utf-8")
     restore_weights(bundle / WEIGHTS_FILE, folder / WEIGHTS_FILE)
     shutil.copyfile(bundle / TOKENIZER_FILE, folder / TOKENIZER_FILE)

@@ -12,6 +12,7 @@ import pytest
 from albert_serve.tokenizer import AlbertTokenizer
 from tests.training.support import RACE, write
 from training.data.corpus import CorpusError
+from training.data.labelled.columns import Columns
 from training.data.labelled.folders import race_files
 from training.tasks.multiple_choice.files import (
     ChoiceExample,
@@ -61,10 +62,14 @@ def test_an_answer_is_an_index_a_letter_or_the_text(tmp_path: Path) -> None:
     assert [question.label for question in questions] == [label for *_, label in answers]
 
 
+RACE_FIELDS = ("article", "questions", "options", "answers")
+
+
 def test_race_is_read_from_folders_and_from_json_lines(tmp_path: Path) -> None:
     for level in ("high", "middle"):
         files = sorted((RACE / "dev" / level).glob("*.txt"))
-        lines = [file.read_text(encoding="utf-8").strip() for file in files]
+        records = [json.loads(file.read_bytes()) for file in files]
+        lines = [json.dumps({name: record[name] for name in RACE_FIELDS}) for record in records]
         write(tmp_path / f"dev.{level}.jsonl", "\n".join(lines))
     questions = read_choices(race_files(RACE, "dev"))
     assert content(read_choices(race_files(tmp_path, "dev"))) == content(questions)
@@ -92,6 +97,8 @@ def test_all_faults_of_records_are_listed(tmp_path: Path) -> None:
     for index, (error, (_, message)) in enumerate(zip(caught.value.args, faults, strict=True)):
         assert error.startswith(f"{file}, line {index + 2}: ")
         assert message in error
+    with pytest.raises(CorpusError, match=r"^Multiple choice has one right choice\. Set only one"):
+        read_choices([file], Columns(separator=","))
 
 
 def test_sequences_are_pairs_truncated_to_the_length(tokenizer: AlbertTokenizer) -> None:

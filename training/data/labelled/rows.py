@@ -27,9 +27,10 @@ def collecting(errors: list[str], *kinds: type[TrainingError]) -> Iterator[None]
     Args:
         kinds: types of errors to append, in addition to CorpusError.
     """
+    collected: tuple[type[TrainingError], ...] = (CorpusError, *kinds)
     try:
         yield
-    except (CorpusError, *kinds) as error:
+    except collected as error:
         errors += error.args
 
 
