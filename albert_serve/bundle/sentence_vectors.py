@@ -161,7 +161,7 @@ def _read_pooling(file: Path) -> SentencePooling:
     if modes is None:
         active = [key for key, value in config.items() if key.startswith(_MODE_KEY) and value]
         names = [key.removeprefix(f"{_MODE_KEY}_").removesuffix("_tokens") for key in active]
-        modes = [name.removesuffix("_token") for name in names]
+        modes = [name.removesuffix("_token") for name in names] or ["mean"]
     poolings: tuple[SentencePooling, ...] = ("mean", "cls", "max")
     for pooling in poolings:
         if modes in (pooling, [pooling]):

@@ -110,6 +110,11 @@ def test_max_seq_length_is_the_maximum_length_unless_it_equals_all_positions(
     assert read_sentence_vectors(folder) == SentenceVectors(max_length=expected)
 
 
+def test_the_pooling_is_the_mean_by_default(folder: Path) -> None:
+    (folder / "1_Pooling/config.json").write_text('{"word_embedding_dimension": 8}')
+    assert read_sentence_vectors(folder) == SentenceVectors()
+
+
 MODULES = [
     {"path": "", "type": "sentence_transformers.models.Transformer"},
     {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
