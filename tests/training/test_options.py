@@ -125,7 +125,7 @@ PRETRAIN = partial(PretrainConfig, output=Path("runs"), corpus=(Path("a.txt"),),
         (PRETRAIN, {"corpus": ()}, "Set either --corpus or --shards"),
         (PRETRAIN, {"order_share": 0.2, "sentence_task": "sop"}, "train the same head"),
         (PRETRAIN, {"order_share": 1}, "--order-share 1 leaves no step for masked tokens"),
-        (PRETRAIN, {"device": "gpu"}, "--device: 'gpu' cannot be used: "),
+        (PRETRAIN, {"device": "gpu"}, "--device: 'gpu' cannot be used: Expected one of "),
         (PRETRAIN, {"steps": None}, "The run has no end. Set --steps, --budget or --recipe"),
     ],
 )

@@ -201,6 +201,8 @@ def test_a_batch_has_similar_lengths_and_takes_inputs_of_requests_in_turn() -> N
         assert members.count(first) == members.count(second) == 4
     steps = list(simulate([Arrival(lengths=[length]) for length in (20, 3, 19, 4, 5, 3, 21)]))
     assert [step.lengths for step in steps] == [[3, 3, 4, 5], [20, 19, 21]]
+    [step] = simulate([Arrival(lengths=[length]) for length in (15, 15, 15, 16)])  # 64 tokens
+    assert step.lengths == [15, 15, 15, 16]
 
 
 @given(

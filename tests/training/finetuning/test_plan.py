@@ -127,16 +127,21 @@ def test_continued_pretraining_has_its_documented_defaults(
 
 @pytest.mark.parametrize(
     ("labels", "head_name", "expected"),
-    [("A b", None, "mood"), ("a c", None, None), ("a b", "tone", "tone"), ("a c", "tone", "tone")],
+    [
+        ("A b", None, "mood"),
+        ("a c", None, "none"),
+        ("a b", "tone", "tone"),
+        ("a c", "tone", "tone"),
+    ],
 )
 def test_the_default_classifier_keeps_its_name_unless_the_run_changes_it(
-    labels: str, head_name: str | None, expected: str | None
+    labels: str, head_name: str | None, expected: str
 ) -> None:
     hf = {**label_keys(labels.split()), "albert_default_head": "mood"}
     start = Start(folder=Path(), hf=hf, heads={"text-classification": 2}, architecture=TINY)
     classifier = replace(make_classifier([0, 1]), head_name=head_name)
     config = extra_config(start, start.heads, [make_task(3), classifier])
-    assert config.get("albert_default_head") == expected
+    assert config.get("albert_default_head", "none") == expected
 
 
 def test_several_label_columns_are_multi_label_classification_by_default() -> None:
