@@ -108,6 +108,7 @@ def read_label_names(files: Sequence[Path]) -> list[str]:
         (read_four_columns, "a.csv", "a,b,c,d\n", "--embedding-columns a b c d has 4 names."),
         (read_squad, "a.jsonl", SQUAD_ROW | {"answers": [3]}, "line 1 is not in SQuAD's format"),
         (read_squad, "a.json", {"data": []}, "There are no questions in "),
+        (read_squad, "a.json", {"data": [3]}, "a.json is not in SQuAD's format"),
     ],
 )
 def test_a_fault_is_reported_with_its_location(
