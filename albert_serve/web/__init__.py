@@ -86,6 +86,6 @@ def _files() -> dict[str, _File]:
         media_type = _MEDIA_TYPES.get(PurePath(entry.name).suffix)
         if media_type is not None:
             content = entry.read_bytes()
-            etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+            etag = f'"{hashlib.sha256(content).hexdigest()}"'
             files[entry.name] = _File(content=content, media_type=media_type, etag=etag)
     return files

@@ -68,6 +68,7 @@ def test_fitting_a_head_leaves_the_encoder_unchanged(intents: Path) -> None:
     encoder = [name for name in before if ".embeddings." in name or ".encoder." in name]
     assert all(torch.equal(before[name], after[name]) for name in encoder)
     assert accuracies(intents)[0] > 0.8
+    assert read_validations(intents, "text-classification", "loss")[0] < 0.5
     our = load_checkpoint(intents / "best").eval()
     assert "sentence-order" not in our.tasks  # the pooler has changed
     hf = hf_load("AlbertForSequenceClassification", intents / "best")
