@@ -211,6 +211,7 @@ def test_a_batch_has_similar_lengths_and_takes_inputs_of_requests_in_turn() -> N
     max_padding=st.sampled_from([0, 16, math.inf]),
     is_ascending=st.booleans(),
 )
+@example(lengths=[4, 3], max_tokens=12, max_padding=0, is_ascending=False)
 def test_batches_have_every_index_once_and_are_as_full_as_the_limits_allow(
     lengths: list[int], max_tokens: int, max_padding: float, is_ascending: bool
 ) -> None:

@@ -154,10 +154,10 @@ def test_questions_have_limits_of_spans_and_of_repeated_reading(task_setup: Task
     assert prepare(task_setup, "question-answering", longest, max_answer_len=512)
     with pytest.raises(InvalidInputError, match="max_answer_len to 511"):
         prepare(task_setup, "question-answering", too_long, max_answer_len=512)
-    read_often, read_more = ({"question": "a " * 10, "context": "a " * n} for n in (130, 131))
-    assert prepare(task_setup, "question-answering", read_often, doc_stride=114)
-    with pytest.raises(InvalidInputError, match="17 windows of 128 tokens that share 114"):
-        prepare(task_setup, "question-answering", read_more, doc_stride=114)
+    read_often, read_more = ({"question": "a " * 12, "context": "a " * n} for n in (128, 129))
+    assert prepare(task_setup, "question-answering", read_often, doc_stride=112)
+    with pytest.raises(InvalidInputError, match="17 windows of 128 tokens that share 112"):
+        prepare(task_setup, "question-answering", read_more, doc_stride=112)
 
 
 @pytest.mark.parametrize(
