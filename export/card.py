@@ -134,7 +134,7 @@ def _cell(value: object) -> str:
     text = " ".join(str(value).split())
     if len(text) > _MAX_CELL_LENGTH:
         text = text[: _MAX_CELL_LENGTH - 3] + "..."
-    escaped = html.escape(text)
+    escaped = html.escape(text, quote=False)
     for character in ("\\", "|", "`", "*", "_", "[", "]"):
         escaped = escaped.replace(character, f"\\{character}")
     return escaped

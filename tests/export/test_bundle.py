@@ -136,7 +136,7 @@ def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
     entry = HeadEntry(
         graph="a.onnx",
         num_outputs=2,
-        labels=["a", "b"],
+        labels=["a", "b's"],
         problem_type="single_label_classification",
         quality=quality,
     )
@@ -162,7 +162,7 @@ def test_the_hub_reads_the_metrics_of_the_card(tmp_path: Path) -> None:
     assert "| accuracy | 71.2000 | 70.8000 | 2,770 |" in card.text
     best = 'its best F1 with `"null_score_diff_threshold": 1.5`.'
     assert f'requests with `"parameters": {{"top_k": 2}}`, and {best}' in card.text
-    assert f"| {CLASSIFIER} | single\\_label\\_classification | a, b |" in card.text
+    assert f"| {CLASSIFIER} | single\\_label\\_classification | a, b's |" in card.text
     assert "| sentence-order: accuracy, single sentences | 0.5800 |" in card.text
 
 

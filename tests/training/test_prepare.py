@@ -239,7 +239,8 @@ def test_preparation_stopped_while_its_workers_run_resumes(
 def test_complete_parts_remain_after_a_full_disk(tmp_path: Path, tokenizer_file: Path) -> None:
     folder = tmp_path / "shards"
     corpus = write(tmp_path / "a.txt", "It rained. " * 20 + "\n\n" + "It snowed. " * 5000)
-    message = rf"{folder} cannot be written: File too large\. 1 complete parts are saved"
+    saved = r"1 complete parts are saved\. Fix the problem"
+    message = rf"{folder} cannot be written: File too large\. {saved}"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     try:

@@ -198,7 +198,7 @@ def find_damage(checkpoint: Path) -> str | None:
                 return f"{name} has changed since it was written"
     except (OSError, ValueError, AttributeError) as error:
         return str(error)
-    return None
+    return None if _STATE in hashes else f"{_HASHES} does not list {_STATE}"
 
 
 def _remove(checkpoint: Path) -> None:

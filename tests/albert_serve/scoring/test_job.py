@@ -166,7 +166,8 @@ def test_damaged_parts_are_an_error_until_the_job_is_restarted(
     stop_after(2, source, output, part_rows=10)
     damage(tmp_path / "out.csv.parts" / file)
     message = (
-        r"(parts.jsonl was damaged: line 1 |csv was damaged: it|has another version).* --restart"
+        r"(_parts\.jsonl was damaged: line 1 .*|\.csv was damaged: it.*|has another version\. )"
+        "Use --restart"
     )
     with pytest.raises(errors.ChangedJobError, match=message):
         score(source, output, part_rows=10)

@@ -68,6 +68,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a byte": (flip_a_byte, "model.safetensors has changed since it was written"),
     "truncated": (lambda path: os.truncate(path / "state.pt", 100), "state.pt has changed since"),
     "no hashes": (lambda path: (path / "hashes.json").unlink(), "No such file or directory"),
+    "no state": (lambda path: (path / "hashes.json").write_text("{}"), "does not list state.pt"),
 }
 
 
